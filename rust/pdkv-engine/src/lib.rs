@@ -1,0 +1,2 @@
+//! The transfer engine: registry, peers, transports and progress threads around `pdkv-core`.
+#![forbid(unsafe_code)]
