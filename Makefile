@@ -1,0 +1,118 @@
+# Everything a contributor or CI runs. `make help` lists the targets; a target without a help text is internal.
+# Needs: Rust (rustup's stable, with rustfmt and clippy), Python 3.11 or newer with venv, a C compiler.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+DEPENDENCIES := $(VENV)/.dependencies
+
+# PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
+export PYO3_PYTHON := $(BIN)/python
+CARGO_FLAGS ?= --locked
+# pdkv-py is a Python extension: it has no Rust tests of its own, tests/ exercises it through the wheel.
+RUST_TESTS := --workspace --exclude pdkv-py
+SMALL_DEMO := --model tiny --iters 2
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+# The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
+CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small test-python
+
+.PHONY: help venv build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
+	lint-python types stubtest sdist example bench bench-plan wheel clean
+
+help: ## Show this list
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
+		while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
+
+venv: build ## Create .venv with the development tools and the package in it
+
+build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release $(CARGO_FLAGS) --quiet
+
+demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
+	@$(BIN)/pdkv bench $(BENCH_ARGS)
+
+test: test-rust build test-python ## Build and run all tests, Rust and Python
+
+test-fast: build ## Run the tests that take seconds: few property cases, no slow marks
+	@PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
+	@$(BIN)/pytest -q -m 'not slow' $(PYTEST_ARGS)
+
+check: ## Run everything CI runs, in CI's order
+	@for step in $(CHECK_STEPS); do \
+		printf '== %s\n' "$$step"; start=$$SECONDS; \
+		$(MAKE) --no-print-directory "$$step"; \
+		[ "$$step" = test-python ] || printf -- '-- %s took %s s\n\n' "$$step" "$$((SECONDS - start))"; \
+	done
+
+fmt: $(DEPENDENCIES) ## Format Rust and Python
+	@cargo fmt --all
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/ruff check --quiet --fix --select I
+
+bench: build ## Run the benchmark (BENCH_ARGS="--model qwen3-32b --format json")
+	@$(BIN)/pdkv bench $(BENCH_ARGS)
+
+bench-plan: ## Run the criterion benchmark of the planner
+	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan
+
+wheel: $(DEPENDENCIES) ## Build the release wheel into dist/
+	@$(BIN)/maturin build --release $(CARGO_FLAGS) --out dist
+
+clean: ## Remove everything that can be built again
+	rm -rf target .venv dist .mypy_cache .ruff_cache .pytest_cache
+	find python tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f python/pdkv/_core*.so
+
+# The steps of `make check`, each callable alone.
+
+fmt-check: $(DEPENDENCIES)
+	@cargo fmt --all -- --check
+	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --diff; exit 1; }
+
+tidy: $(DEPENDENCIES)
+	@$(BIN)/pytest -q tests/repo
+
+clippy: $(DEPENDENCIES)
+	@cargo clippy $(CARGO_FLAGS) --quiet --workspace --all-targets -- -D warnings
+
+test-rust: $(DEPENDENCIES)
+	@cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
+
+doc: $(DEPENDENCIES)
+	@RUSTDOCFLAGS='-D warnings' cargo doc $(CARGO_FLAGS) --quiet --workspace --no-deps --document-private-items
+
+lint-python: $(DEPENDENCIES)
+	@$(BIN)/ruff check
+
+types: $(DEPENDENCIES)
+	@$(BIN)/mypy
+
+stubtest: $(DEPENDENCIES)
+	@$(BIN)/stubtest pdkv._core --mypy-config-file pyproject.toml
+
+sdist: $(DEPENDENCIES)
+	@$(BIN)/maturin sdist --quiet --out dist
+
+example: $(DEPENDENCIES)
+	@$(BIN)/python examples/two_processes.py
+
+demo-small: $(DEPENDENCIES)
+	@$(BIN)/pdkv bench $(SMALL_DEMO)
+
+test-python: $(DEPENDENCIES)
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+$(DEPENDENCIES): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'pdkv needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' \
+		| $(BIN)/pip install --quiet --disable-pip-version-check --requirement /dev/stdin
+	@touch $@
