@@ -20,7 +20,7 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
             .map(|d| d as u8)
     };
     let bytes = text.as_bytes();
-    if bytes.len() % 2 != 0 {
+    if !bytes.len().is_multiple_of(2) {
         return None;
     }
     bytes

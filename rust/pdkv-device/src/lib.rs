@@ -1,4 +1,33 @@
 //! Memory and copies on one host: regions, shared pools, adoption, vectored kernel copies, and
 //! gather/scatter between sockets and pages.
 //!
-//! This is the crate where `unsafe` lives. It knows no KV word: no block, no layer, no transfer.
+//! This is the crate where `unsafe` lives; every raw operation has a safe, bounds-checked face here,
+//! so that the engine above can forbid it. It knows no KV word: no block, no layer, no transfer, and
+//! it never takes one of *our* addresses from outside: local bytes are always a [`HostRegion`] and an
+//! offset. Linux only.
+
+mod cma;
+mod copy;
+mod event;
+mod fds;
+mod host;
+mod io;
+mod iov;
+mod mapping;
+mod os;
+mod pool;
+mod process;
+mod region;
+mod registry;
+mod stream;
+
+pub use cma::{CMA_MAX_SPANS, CmaBatch};
+pub use copy::{CopyPath, copy, copy_fence, copy_path, copy_with};
+pub use event::EventFd;
+pub use fds::{recv_fds, send_fds};
+pub use host::{HostFacts, host_facts};
+pub use io::{IO_MAX_PIECES, IoBatch};
+pub use pool::HugePages;
+pub use process::Process;
+pub use region::{HostRegion, SharedPart};
+pub use stream::{configure_stream, recv_exact, send_exact};

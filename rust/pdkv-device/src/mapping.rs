@@ -1,0 +1,72 @@
+//! An owned shared mapping of a memfd: unmapped on drop, populated when it is made.
+
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// One `mmap` of ours. Nothing hands out references into it; readers and writers go by raw copies.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory with no thread affinity; `Mapping` only stores where it is, and
+// unmapping from another thread than the mapping one is allowed by the kernel.
+unsafe impl Send for Mapping {}
+// SAFETY: no method reads or writes the mapped bytes, and none takes `&self` to change the fields.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd` at an address the kernel picks.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> Result<Self, Errno> {
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // SAFETY: without MAP_FIXED the kernel picks unused addresses, so no existing memory changes.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }?;
+        Ok(Self { base, len })
+    }
+
+    /// Asks for transparent huge pages; a kernel that has none for memfds says no and nothing changes.
+    pub(crate) fn advise_huge(&self) {
+        // SAFETY: `base..base+len` is our own live mapping, and the advice changes no content.
+        let _ = unsafe { madvise(self.base, self.len, Advice::LinuxHugepage) };
+    }
+
+    /// Faults every page in now, so that no transfer pays for it and a lack of memory is an error
+    /// here instead of a signal later.
+    pub(crate) fn populate(&self, writable: bool) -> Result<(), Errno> {
+        let advice = if writable {
+            Advice::LinuxPopulateWrite
+        } else {
+            Advice::LinuxPopulateRead
+        };
+        loop {
+            // SAFETY: `base..base+len` is our own live mapping, and populating changes no content.
+            match unsafe { madvise(self.base, self.len, advice) } {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                // Kernels before 5.14 do not know the advice: pages then come on first touch.
+                Err(Errno::INVAL) => return Ok(()),
+                other => return other,
+            }
+        }
+    }
+
+    /// Where the mapping starts.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.cast()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base..base+len` was returned by mmap, is unmapped nowhere else, and whoever holds the
+        // base pointer (`HostRegion`) keeps this value alive for as long as it uses it.
+        let _ = unsafe { munmap(self.base, self.len) };
+    }
+}
