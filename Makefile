@@ -4,6 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # the steps share two tools that use all cores, cargo and pytest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -76,7 +77,7 @@ fmt-check: $(DEPENDENCIES)
 	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --diff; exit 1; }
 
 tidy: $(DEPENDENCIES)
-	@$(BIN)/pytest -q tests/repo
+	@$(BIN)/pytest -q --confcutdir=tests/repo tests/repo
 
 clippy: $(DEPENDENCIES)
 	@cargo clippy $(CARGO_FLAGS) --quiet --workspace --all-targets -- -D warnings
@@ -97,7 +98,7 @@ stubtest: $(DEPENDENCIES)
 	@$(BIN)/stubtest pdkv._core --mypy-config-file pyproject.toml
 
 sdist: $(DEPENDENCIES)
-	@$(BIN)/maturin sdist --quiet --out dist
+	@$(BIN)/maturin sdist --out dist
 
 example: $(DEPENDENCIES)
 	@$(BIN)/python examples/two_processes.py
@@ -109,6 +110,7 @@ test-python: $(DEPENDENCIES)
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
 $(DEPENDENCIES): pyproject.toml
+	@for tool in cargo cc; do command -v $$tool >/dev/null || { echo "pdkv needs \`$$tool\` to build" >&2; exit 1; }; done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'pdkv needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)' >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)

@@ -1,14 +1,15 @@
-"""Every example runs as a user would run it, and says what it promises."""
+"""Every example runs as a user would run it, and so does every block of the documents that imports pdkv."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
 
 # What the output of each example must contain; an example without a row fails.
 PROMISES = {
@@ -16,9 +17,28 @@ PROMISES = {
 }
 
 
-@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def blocks():
+    """The Python blocks of the documents that are whole programs, by page and position."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        found = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for number, block in enumerate(found):
+            if "import pdkv" in block:
+                yield pytest.param(block, id=f"{page.stem}-{number}")
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_example_runs_and_keeps_its_promise(example):
-    run = subprocess.run([sys.executable, EXAMPLES / example], capture_output=True, text=True, timeout=100, check=False)
-    assert run.returncode == 0, run.stderr
+    done = run(ROOT / "examples" / example)
+    assert done.returncode == 0, done.stderr
     for promise in PROMISES[example]:
-        assert promise in run.stdout
+        assert promise in done.stdout
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_block_of_the_documents_runs(block):
+    done = run("-c", block)
+    assert done.returncode == 0, done.stderr
