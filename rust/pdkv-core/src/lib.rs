@@ -6,8 +6,14 @@
 //! everything in this crate runs under the simulator and under miri.
 #![forbid(unsafe_code)]
 
+pub mod block_table;
+pub mod dtype;
 pub mod error;
 pub mod hex;
 pub mod id;
+pub mod layout;
+pub mod plan;
+pub mod shard;
+pub mod span;
 
 pub use error::{Error, ErrorKind, Result, Retry, Scope};

@@ -1,0 +1,389 @@
+//! Block tables: which physical blocks hold a sequence, in logical order, run-length coded.
+//!
+//! Real tables are often long runs of consecutive ids, so a run is the unit everywhere. Nothing
+//! here knows what a block contains.
+
+use std::fmt;
+
+use crate::{Error, ErrorKind, Result};
+
+/// Consecutive physical blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockRun {
+    /// First physical block id.
+    pub start: u32,
+    /// Number of blocks, at least 1.
+    pub len: u32,
+}
+
+impl BlockRun {
+    /// One past the last id; 64-bit because the last id may be `u32::MAX`.
+    pub fn end(self) -> u64 {
+        u64::from(self.start) + u64::from(self.len)
+    }
+}
+
+/// An ordered list of physical block ids. Neighbouring consecutive ids are one run.
+///
+/// ```
+/// use pdkv_core::block_table::BlockTable;
+/// let table = BlockTable::from_ids(&[7, 8, 9, 3]);
+/// assert_eq!(table.runs().len(), 2);
+/// assert_eq!(table.get(2), Some(9));
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct BlockTable {
+    runs: Vec<BlockRun>,
+    /// Logical position of the first block of each run.
+    positions: Vec<u64>,
+    len: u64,
+}
+
+impl BlockTable {
+    /// Builds a table from ids in logical order.
+    pub fn from_ids(ids: &[u32]) -> Self {
+        let mut table = Self::default();
+        let Some((&first, rest)) = ids.split_first() else {
+            return table;
+        };
+        let mut run = BlockRun { start: first, len: 1 };
+        for &id in rest {
+            if run.end() == u64::from(id) {
+                run.len += 1;
+            } else {
+                table.append(run);
+                run = BlockRun { start: id, len: 1 };
+            }
+        }
+        table.append(run);
+        table
+    }
+
+    /// Builds a table from signed ids, as numpy and torch index arrays carry them.
+    ///
+    /// # Errors
+    /// `Layout` naming the index and value of the first id that is negative or too large.
+    pub fn from_ids_i64(ids: &[i64]) -> Result<Self> {
+        Self::from_signed(ids)
+    }
+
+    /// Builds a table from signed 32-bit ids.
+    ///
+    /// # Errors
+    /// `Layout` naming the index and value of the first negative id.
+    pub fn from_ids_i32(ids: &[i32]) -> Result<Self> {
+        Self::from_signed(ids)
+    }
+
+    fn from_signed<T: Copy + fmt::Display + TryInto<u32>>(ids: &[T]) -> Result<Self> {
+        let mut checked = Vec::with_capacity(ids.len());
+        for (index, &id) in ids.iter().enumerate() {
+            checked.push(id.try_into().map_err(|_| {
+                Error::new(
+                    ErrorKind::Layout,
+                    "block_table",
+                    format!("block id `{id}` at index `{index}` is not in 0..={}", u32::MAX),
+                )
+            })?);
+        }
+        Ok(Self::from_ids(&checked))
+    }
+
+    /// Builds a table from runs, as they come off the wire; neighbours are merged.
+    ///
+    /// # Errors
+    /// `Layout` when a run is empty or leaves the range of block ids.
+    pub fn from_runs(runs: &[BlockRun]) -> Result<Self> {
+        let mut table = Self::default();
+        for (index, &run) in runs.iter().enumerate() {
+            if run.len == 0 || run.end() > u64::from(u32::MAX) + 1 {
+                return Err(Error::new(
+                    ErrorKind::Layout,
+                    "block_table",
+                    format!(
+                        "run `{index}` of `{}` blocks from `{}` is empty or too long",
+                        run.len, run.start
+                    ),
+                ));
+            }
+            table.append(run);
+        }
+        Ok(table)
+    }
+
+    /// Appends a run, merging it with the last one where they meet.
+    fn append(&mut self, run: BlockRun) {
+        match self.runs.last_mut() {
+            Some(last) if last.end() == u64::from(run.start) && last.len.checked_add(run.len).is_some() => {
+                last.len += run.len;
+            }
+            _ => {
+                self.positions.push(self.len);
+                self.runs.push(run);
+            }
+        }
+        self.len += u64::from(run.len);
+    }
+
+    /// The runs, in logical order.
+    pub fn runs(&self) -> &[BlockRun] {
+        &self.runs
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The physical ids, in logical order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.runs
+            .iter()
+            .flat_map(|run| (0..run.len).map(move |step| run.start + step))
+    }
+
+    /// The physical id at a logical position.
+    pub fn get(&self, position: usize) -> Option<u32> {
+        let position = position as u64;
+        if position >= self.len {
+            return None;
+        }
+        let index = self.positions.partition_point(|&start| start <= position) - 1;
+        Some(self.runs[index].start + (position - self.positions[index]) as u32)
+    }
+
+    /// The table of `count` blocks from logical position `first`.
+    ///
+    /// # Errors
+    /// `Layout` when the range leaves the table.
+    pub fn slice(&self, first: usize, count: usize) -> Result<Self> {
+        let (first, count) = (first as u64, count as u64);
+        let end = first.checked_add(count).filter(|&end| end <= self.len).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Layout,
+                "block_table",
+                format!(
+                    "`{count}` blocks from position `{first}` leave a table of `{}` blocks",
+                    self.len
+                ),
+            )
+        })?;
+        let mut table = Self::default();
+        if count == 0 {
+            return Ok(table);
+        }
+        let from = self.positions.partition_point(|&start| start <= first) - 1;
+        for (run, &start) in self.runs[from..].iter().zip(&self.positions[from..]) {
+            if start >= end {
+                break;
+            }
+            let skip = first.saturating_sub(start);
+            let stop = (end - start).min(u64::from(run.len));
+            table.append(BlockRun {
+                start: run.start + skip as u32,
+                len: (stop - skip) as u32,
+            });
+        }
+        Ok(table)
+    }
+
+    /// Checks that every id is below `num_blocks`.
+    ///
+    /// # Errors
+    /// `Layout` naming the first id out of range, its position and the bound.
+    pub fn validate(&self, num_blocks: u32) -> Result<()> {
+        let bound = u64::from(num_blocks);
+        if self.runs.iter().fold(0, |most, run| run.end().max(most)) <= bound {
+            return Ok(());
+        }
+        for (run, &position) in self.runs.iter().zip(&self.positions) {
+            if run.end() > bound {
+                let id = num_blocks.max(run.start);
+                let position = position + u64::from(id - run.start);
+                return Err(Error::new(
+                    ErrorKind::Layout,
+                    "block_table",
+                    format!(
+                        "block `{id}` at position `{position}` is not below the `{num_blocks}` blocks of the cache"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every id is below `num_blocks` and that none comes twice.
+    ///
+    /// # Errors
+    /// `Layout` naming the id that is out of range, or the smallest id found twice.
+    pub fn check_unique(&self, num_blocks: u32) -> Result<()> {
+        self.validate(num_blocks)?;
+        if self.len > u64::from(num_blocks) || !self.is_unique(num_blocks) {
+            return Err(self.duplicate_error());
+        }
+        Ok(())
+    }
+
+    /// Whether no id comes twice; all ids are below `num_blocks`.
+    fn is_unique(&self, num_blocks: u32) -> bool {
+        if self
+            .runs
+            .windows(2)
+            .all(|pair| pair[0].end() <= u64::from(pair[1].start))
+        {
+            return true;
+        }
+        // A bit per block beats sorting unless the cache is huge and the table small.
+        if u64::from(num_blocks) / 64 <= 16 * self.runs.len() as u64 + 1024 {
+            return self.marks_each_bit_once(num_blocks);
+        }
+        sorted(&self.runs)
+            .windows(2)
+            .all(|pair| pair[0].end() <= u64::from(pair[1].start))
+    }
+
+    fn marks_each_bit_once(&self, num_blocks: u32) -> bool {
+        let mut seen = vec![0_u64; (num_blocks as usize).div_ceil(64)];
+        for run in &self.runs {
+            let (mut id, end) = (u64::from(run.start), run.end());
+            while id < end {
+                let bit = id % 64;
+                let count = (64 - bit).min(end - id);
+                let mask = (u64::MAX >> (64 - count)) << bit;
+                let word = &mut seen[(id / 64) as usize];
+                if *word & mask != 0 {
+                    return false;
+                }
+                *word |= mask;
+                id += count;
+            }
+        }
+        true
+    }
+
+    #[cold]
+    fn duplicate_error(&self) -> Error {
+        let twice = sorted(&self.runs)
+            .windows(2)
+            .find(|pair| pair[0].end() > u64::from(pair[1].start))
+            .map_or(0, |pair| pair[1].start);
+        let places: Vec<_> = self
+            .runs
+            .iter()
+            .zip(&self.positions)
+            .filter(|(run, _)| run.start <= twice && u64::from(twice) < run.end())
+            .map(|(run, position)| position + u64::from(twice - run.start))
+            .take(2)
+            .collect();
+        Error::new(
+            ErrorKind::Layout,
+            "block_table",
+            format!("block `{twice}` comes more than once, at positions `{places:?}`"),
+        )
+        .with_hint("a destination block can be written only once in a transfer")
+    }
+}
+
+fn sorted(runs: &[BlockRun]) -> Vec<BlockRun> {
+    let mut runs = runs.to_vec();
+    runs.sort_unstable_by_key(|run| run.start);
+    runs
+}
+
+impl fmt::Debug for BlockTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockTable({} blocks in {} runs)", self.len, self.runs.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_the_list_it_was_made_from(ids in prop::collection::vec(0_u32..40, 0..60), first in 0_usize..70, count in 0_usize..70) {
+            let table = BlockTable::from_ids(&ids);
+            prop_assert_eq!(table.iter().collect::<Vec<_>>(), ids.clone());
+            prop_assert_eq!(table.len(), ids.len());
+            for position in 0..=ids.len() {
+                prop_assert_eq!(table.get(position), ids.get(position).copied());
+            }
+            prop_assert_eq!(&BlockTable::from_runs(table.runs()).unwrap(), &table);
+            if let Some(part) = ids.get(first..first + count) {
+                prop_assert_eq!(table.slice(first, count).unwrap(), BlockTable::from_ids(part));
+            } else {
+                prop_assert_eq!(table.slice(first, count).unwrap_err().kind(), ErrorKind::Layout);
+            }
+        }
+
+        #[test]
+        fn duplicates_are_found_by_bits_and_by_sorting(ids in prop::collection::vec(0_u32..200, 0..25)) {
+            let mut once = ids.clone();
+            once.sort_unstable();
+            once.dedup();
+            let unique = once.len() == ids.len();
+            let table = BlockTable::from_ids(&ids);
+            prop_assert_eq!(table.check_unique(200).is_ok(), unique);
+            prop_assert_eq!(table.check_unique(u32::MAX).is_ok(), unique);
+        }
+    }
+
+    #[test]
+    fn a_bad_signed_id_names_index_and_value() {
+        assert_eq!(
+            BlockTable::from_ids_i64(&[1, 2]).unwrap(),
+            BlockTable::from_ids(&[1, 2])
+        );
+        for (ids, value) in [([0, -1], "`-1`"), ([0, 1 << 32], "`4294967296`")] {
+            let error = BlockTable::from_ids_i64(&ids).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Layout);
+            assert!(
+                error.message().contains(value) && error.message().contains("index `1`"),
+                "{error}"
+            );
+        }
+        assert!(BlockTable::from_ids_i32(&[-7]).is_err());
+    }
+
+    #[test]
+    fn out_of_range_names_the_block_and_the_bound() {
+        let table = BlockTable::from_ids(&[5, 1022, 1023, 1024]);
+        assert!(table.validate(1025).is_ok());
+        let error = table.validate(1024).unwrap_err();
+        assert!(
+            error.message().contains("`1024` at position `3`") && error.message().contains("`1024` blocks"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_duplicate_names_block_and_positions() {
+        let error = BlockTable::from_ids(&[9, 4, 5, 6, 5]).check_unique(10).unwrap_err();
+        assert!(
+            error.message().contains("block `5`") && error.message().contains("[2, 4]"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_last_id_does_not_wrap_into_the_first() {
+        let table = BlockTable::from_ids(&[u32::MAX, 0]);
+        assert_eq!(table.runs().len(), 2);
+        assert!(
+            BlockTable::from_runs(&[BlockRun {
+                start: u32::MAX,
+                len: 2
+            }])
+            .is_err()
+        );
+        assert!(BlockTable::from_runs(&[BlockRun { start: 3, len: 0 }]).is_err());
+    }
+}
