@@ -18,14 +18,13 @@ CARGO_FLAGS ?= --locked
 RUST_TESTS := --workspace --exclude pdkv-py
 SMALL_DEMO := --model tiny --iters 2
 BENCH_ARGS ?=
-FIGURE_TRANSPORTS := shm cma tcp
 PYTEST_ARGS ?=
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small test-python
 
 .PHONY: help venv build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
-	lint-python types stubtest sdist example bench figures bench-plan wheel clean
+	lint-python types stubtest sdist example bench figures floors bench-plan wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -62,11 +61,12 @@ bench: build ## Run the benchmark (BENCH_ARGS="--model qwen3-32b --format json")
 
 figures: build ## Measure what README.md and docs/performance.md publish, and write it there
 	@mkdir -p bench-results
-	@for transport in $(FIGURE_TRANSPORTS); do \
-		$(BIN)/pdkv bench --transport $$transport --block-bytes 4KiB,16KiB,64KiB,256KiB,1MiB --total 512MiB \
-			--iters 7 --format json --output bench-results/$$transport.json; \
-	done
-	@$(BIN)/python benches/figures.py $(FIGURE_TRANSPORTS:%=bench-results/%.json)
+	@$(BIN)/pdkv bench --transport shm,cma,tcp --block-bytes 4KiB,16KiB,64KiB,256KiB,1MiB --total 512MiB --iters 7 \
+		--format json --output bench-results/figures.json
+	@$(BIN)/python benches/figures.py bench-results/figures.json
+
+floors: build ## Measure every speed that pdkv promises and judge it (minutes, wants a quiet machine)
+	@$(BIN)/pdkv bench --suite floors $(BENCH_ARGS)
 
 bench-plan: ## Run the criterion benchmark of the planner
 	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan

@@ -80,8 +80,8 @@ def rust_code(path: Path) -> str:
 
 
 def rust_tests(path: Path) -> str:
-    """The part of a Rust file that is test code: all of a file under `tests`, else what follows `#[cfg(test)]`."""
+    """The part of a Rust file that is test code: all of a file under `tests` or named so, else what follows `#[cfg(test)]`."""
     text = path.read_text()
-    if "tests" in path.relative_to(ROOT).parts or path.stem == "tests":
+    if "tests" in path.relative_to(ROOT).parts or path.stem.endswith("tests"):
         return text
     return text.partition("#[cfg(test)]")[2]
