@@ -80,7 +80,7 @@ def rust_code(path: Path) -> str:
 
 
 def rust_tests(path: Path) -> str:
-    """The part of a Rust file that is test code: all of a file under `tests` or named so, else what follows `#[cfg(test)]`."""
+    """The test code of a Rust file: all of it under `tests` or in `*tests.rs`, else what follows `#[cfg(test)]`."""
     text = path.read_text()
     if "tests" in path.relative_to(ROOT).parts or path.stem.endswith("tests"):
         return text
