@@ -36,6 +36,11 @@ impl PieceList {
         }
     }
 
+    /// Appends a range that stays apart from the last one.
+    pub(crate) fn push_apart(&mut self, base: usize, len: usize) {
+        self.pieces.push(Piece { base, len });
+    }
+
     /// The number of ranges, moved ones included.
     pub(crate) fn len(&self) -> usize {
         self.pieces.len()

@@ -6,15 +6,19 @@
 //! it never takes one of *our* addresses from outside: local bytes are always a [`HostRegion`] and an
 //! offset. Linux only.
 
+mod adopt;
 mod cma;
 mod copy;
+pub mod cuda;
 mod event;
 mod fds;
 mod host;
 mod io;
 mod iov;
+pub mod limits;
 mod mapping;
 mod os;
+pub mod pattern;
 mod pool;
 mod process;
 mod region;

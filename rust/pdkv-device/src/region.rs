@@ -99,15 +99,23 @@ impl HostRegion {
     /// Wraps memory that somebody else allocated. `keep` is dropped with the region.
     ///
     /// # Errors
-    /// `Region` for an empty range, the null address, or a range past the end of the address space.
+    /// `Region` for an empty range, the null address, a range past the end of the address space, or one that
+    /// another thread is adopting right now.
     ///
     /// # Safety
     /// `address..address+len` must be mapped, readable and writable, and stay so until `keep` is
     /// dropped. Nobody may hold a Rust reference to these bytes while pdkv copies into them.
     pub unsafe fn from_raw(address: u64, len: u64, keep: Box<dyn Any + Send + Sync>) -> Result<Arc<Self>> {
-        check_range("register", address, len)?;
+        let end = check_range("register", address, len)?;
         let base = std::ptr::with_exposed_provenance_mut(address as usize);
         let mut registry = registry::lock();
+        if registry.moving(address, end) {
+            return Err(Error::new(
+                ErrorKind::Region,
+                "register",
+                format!("memory at `{address:#x}` is being adopted right now"),
+            ));
+        }
         Ok(Self::assemble(
             &mut registry,
             base,

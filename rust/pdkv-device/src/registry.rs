@@ -13,6 +13,7 @@ pub(crate) struct Entry {
     start: u64,
     end: u64,
     region: Weak<HostRegion>,
+    moving: bool,
 }
 
 #[derive(Default)]
@@ -38,13 +39,42 @@ impl Registry {
         self.next_serial
     }
 
+    /// Enters a region.
     pub(crate) fn enter(&mut self, serial: u64, start: u64, len: u64, region: Weak<HostRegion>) {
+        let end = start.saturating_add(len);
         self.entries.push(Entry {
             serial,
             start,
-            end: start.saturating_add(len),
+            end,
             region,
+            moving: false,
         });
+    }
+
+    /// Enters a range whose pages are about to move.
+    pub(crate) fn enter_moving(&mut self, serial: u64, start: u64, end: u64) {
+        self.entries.push(Entry {
+            serial,
+            start,
+            end,
+            region: Weak::new(),
+            moving: true,
+        });
+    }
+
+    /// A live region, or a range that is being adopted, that shares a byte with `start..end`.
+    pub(crate) fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        self.entries
+            .iter()
+            .find(|entry| entry.start < end && start < entry.end)
+            .map(|entry| (entry.start, entry.end))
+    }
+
+    /// Whether a range that shares a byte with `start..end` is being adopted right now.
+    pub(crate) fn moving(&self, start: u64, end: u64) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.moving && entry.start < end && start < entry.end)
     }
 
     pub(crate) fn remove(&mut self, serial: u64) {
