@@ -7,13 +7,22 @@
 #![forbid(unsafe_code)]
 
 pub mod block_table;
+pub mod config;
+pub mod digest;
 pub mod dtype;
 pub mod error;
+pub mod export;
 pub mod hex;
 pub mod id;
 pub mod layout;
+pub mod lease;
+pub mod node;
 pub mod plan;
+pub mod reference;
+pub mod session;
 pub mod shard;
 pub mod span;
+pub mod transfer;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result, Retry, Scope};

@@ -1,0 +1,472 @@
+//! Claims of peers on our exports: judged, served, fenced, taken back.
+//!
+//! A claim is judged in a fixed order, so that each way a reference can be bad has its own answer:
+//! life, tag, state, digest, fingerprint, range, slot. The fence asks the same state again after the
+//! last byte. A reader's claim ends when it is taken back; a writer's stays on record until nobody can
+//! write for it any more.
+
+use std::sync::Arc;
+
+use super::{Action, Node, Now, Timer, misplaced};
+use crate::block_table::BlockTable;
+use crate::error::{Error, ErrorKind, Result};
+use crate::export::Area;
+use crate::hex;
+use crate::id::{CacheId, ExportId, PeerKey, TransferId};
+use crate::plan::{Selection, WireOrder};
+use crate::reference::ExportKind;
+use crate::wire::{Ack, Claim, ClaimStatus, Fault, Grant, Message, Nack, Refuse, Revoke, StatusReply, violation};
+
+/// What data streams need to serve a claim.
+#[derive(Clone, Debug)]
+pub struct ClaimView {
+    /// The export it is for.
+    pub export: ExportId,
+    /// Whether the peer reads or writes.
+    pub kind: ExportKind,
+    /// Our cache.
+    pub cache: CacheId,
+    /// The claimed blocks, in logical order.
+    pub blocks: Arc<BlockTable>,
+    /// The claimed layers.
+    pub selection: Selection,
+    /// Byte order of the stream.
+    pub order: Option<WireOrder>,
+    /// Transport the initiator named.
+    pub transport: String,
+    /// Taken back: serve nothing more.
+    pub revoked: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct ClaimRecord {
+    view: ClaimView,
+    area: Area,
+    /// Why it was taken back; only writers stay on record then, until they are out.
+    revoked: Option<Error>,
+    /// The writer's channel is gone.
+    lost: bool,
+    /// The writer is known to be unable to write.
+    dead: bool,
+    /// Data streams of ours that touch the memory for this claim.
+    serving: usize,
+    /// The initiator asked for the fence while streams of ours were still at work.
+    fence_waits: bool,
+}
+
+impl ClaimRecord {
+    /// Whether nobody can touch the memory for this claim any more.
+    fn is_out(&self) -> bool {
+        self.dead && self.serving == 0
+    }
+}
+
+impl Node {
+    /// What a data stream needs to serve a claim; `None` for a claim that is not alive.
+    pub fn claim_view(&self, peer: PeerKey, transfer: TransferId) -> Option<ClaimView> {
+        self.claims.get(&(peer, transfer)).map(|record| record.view.clone())
+    }
+
+    /// A data stream of ours starts to touch memory for a claim; pair with
+    /// [`serve_ended`](Self::serve_ended). `None` when it must not.
+    pub fn serve_started(&mut self, peer: PeerKey, transfer: TransferId) -> Option<ClaimView> {
+        let record = self.claims.get_mut(&(peer, transfer))?;
+        if record.view.revoked {
+            return None;
+        }
+        record.serving += 1;
+        Some(record.view.clone())
+    }
+
+    /// A data stream of ours touches memory for a claim no more. An error takes the claim back and
+    /// tells the initiator at once. A fence that was asked for meanwhile is answered when the last
+    /// stream has ended.
+    pub fn serve_ended(&mut self, now: Now, peer: PeerKey, transfer: TransferId, result: Result<()>) {
+        let key = (peer, transfer);
+        let Some(record) = self.claims.get_mut(&key) else {
+            return;
+        };
+        record.serving = record.serving.saturating_sub(1);
+        let last = record.serving == 0;
+        let fence_waits = record.fence_waits;
+        if let Err(error) = result {
+            self.revoke(now, peer, transfer, &error);
+        }
+        if last && fence_waits {
+            self.on_done(peer, transfer);
+        } else {
+            self.end_if_out(key);
+        }
+    }
+
+    /// The process behind `peer` can't write into our memory any more: it died, or its links are
+    /// closed. Ends the claims of writers that waited for this.
+    pub fn writer_dead(&mut self, _now: Now, peer: PeerKey) {
+        for key in self.claims_of(peer) {
+            let Some(record) = self.claims.get_mut(&key) else {
+                continue;
+            };
+            record.dead = true;
+            if record.revoked.is_none() {
+                record.revoked = Some(writer_lost());
+                record.view.revoked = true;
+                self.actions.push_back(Action::ServeStop { peer, transfer: key.1 });
+            }
+            self.end_if_out(key);
+        }
+    }
+
+    pub(super) fn handle_as_owner(&mut self, now: Now, peer: PeerKey, message: Message) -> Result<()> {
+        match message {
+            Message::Claim(claim) => return self.on_claim(now, peer, *claim),
+            Message::Done(done) => self.on_done(peer, done.transfer),
+            Message::Abandon(abandon) => self.on_abandon(peer, abandon.transfer, abandon.reason),
+            Message::Status(status) => self.on_status(peer, status.transfer),
+            Message::Renew(renew) => self.on_renew(now, peer, &renew),
+            Message::Reject(reject) => self.on_reject(peer, &reject),
+            other => return Err(misplaced(&other)),
+        }
+        Ok(())
+    }
+
+    fn on_claim(&mut self, now: Now, peer: PeerKey, claim: Claim) -> Result<()> {
+        let transfer = claim.transfer;
+        let Some(record) = self.peers.get_mut(&peer) else {
+            return Ok(());
+        };
+        if record.highest_claim.is_some_and(|highest| transfer <= highest) {
+            self.stats.duplicate_claims += 1;
+            return Ok(());
+        }
+        record.highest_claim = Some(transfer);
+        if claim.first_block.checked_add(claim.num_blocks).is_none()
+            || claim.first_layer.checked_add(claim.num_layers).is_none()
+        {
+            return Err(violation(format!("claim `{transfer}` asks for a range beyond 32 bits")));
+        }
+        match self.judge(now, peer, claim) {
+            Ok(grant) => {
+                self.stats.claims_granted += 1;
+                self.send(peer, Message::Grant(grant));
+            }
+            Err(error) => {
+                self.stats.claims_refused += 1;
+                let fault = Fault::of(&error);
+                if let Some(record) = self.peers.get_mut(&peer) {
+                    record.remember(transfer, ClaimStatus::Failed(fault.clone()));
+                }
+                self.send(peer, Message::Refuse(Refuse { transfer, fault }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The checks of the module's documentation, in their order; then the claim is on record.
+    fn judge(&mut self, now: Now, peer: PeerKey, claim: Claim) -> Result<Grant> {
+        let export = claim.reference.export_id;
+        self.check_reference(&claim.reference)?;
+        let record = self.exports.get_mut(&export).ok_or_else(unknown_export)?;
+        if let Some(digest) = &claim.expected_digest
+            && *digest != record.spec.digest
+        {
+            let text = format!(
+                "the export holds prefix `{}`, the consumer expects `{}`",
+                hex::encode(&record.spec.digest),
+                hex::encode(digest)
+            );
+            return Err(
+                Error::new(ErrorKind::ReferenceDigest, "claim", text).with_hint("the reference is of another prompt")
+            );
+        }
+        if claim.expected_fingerprint != record.spec.fingerprint {
+            let text = format!(
+                "the export's bytes mean `{}`, the consumer's cache `{}`",
+                hex::encode(&record.spec.fingerprint[..8]),
+                hex::encode(&claim.expected_fingerprint[..8])
+            );
+            return Err(Error::new(ErrorKind::ReferenceFingerprint, "claim", text)
+                .with_hint("model, dtype, layout meaning and shard must be the same on both sides"));
+        }
+        let area = Area {
+            first_block: claim.first_block,
+            num_blocks: claim.num_blocks,
+            first_layer: claim.first_layer,
+            num_layers: claim.num_layers,
+        };
+        let exported = u32::try_from(record.blocks.len()).unwrap_or(u32::MAX);
+        area.check(exported, record.spec.num_layers)?;
+        if claim.remaining.is_zero() {
+            return Err(Error::new(
+                ErrorKind::TransferTimeout,
+                "claim",
+                "the claim arrived with no time left",
+            ));
+        }
+        let limit = self.config.max_transfers_per_peer;
+        let owner_busy = self.peers.get(&peer).is_none_or(|p| p.busy >= limit);
+        if owner_busy {
+            let text = format!("`{limit}` claims of this peer are alive");
+            return Err(Error::new(ErrorKind::Capacity, "claim", text).with_hint("wait for some to end"));
+        }
+        let blocks = if area.num_blocks == exported {
+            Arc::clone(&record.blocks)
+        } else {
+            Arc::new(
+                record
+                    .blocks
+                    .slice(area.first_block as usize, area.num_blocks as usize)?,
+            )
+        };
+        if claim.wants_table && !crate::wire::table_fits(&blocks) {
+            let text = format!("the table of `{}` blocks does not fit one message", blocks.len());
+            return Err(Error::new(ErrorKind::Capacity, "claim", text).with_hint("claim the blocks in parts"));
+        }
+        let key = (peer, claim.transfer);
+        record.admit(key, area)?;
+        let remaining = claim.remaining.min(self.config.max_claim);
+        let grant = Grant {
+            transfer: claim.transfer,
+            cache: record.spec.cache,
+            num_blocks: claim.num_blocks,
+            blocks: claim.wants_table.then(|| BlockTable::clone(&blocks)),
+            remaining,
+        };
+        let view = ClaimView {
+            export,
+            kind: record.spec.kind,
+            cache: record.spec.cache,
+            blocks,
+            selection: Selection::layers(claim.first_layer, claim.num_layers),
+            order: claim.order,
+            transport: claim.transport,
+            revoked: false,
+        };
+        let claim = ClaimRecord {
+            view,
+            area,
+            revoked: None,
+            lost: false,
+            dead: false,
+            serving: 0,
+            fence_waits: false,
+        };
+        self.claims.insert(key, claim);
+        self.timers
+            .arm(Timer::Claim(peer, key.1), now.saturating_add(remaining));
+        if let Some(record) = self.peers.get_mut(&peer) {
+            record.busy += 1;
+        }
+        Ok(grant)
+    }
+
+    fn on_done(&mut self, peer: PeerKey, transfer: TransferId) {
+        let key = (peer, transfer);
+        let Some(record) = self.claims.get_mut(&key) else {
+            self.answer_late_done(peer, transfer);
+            return;
+        };
+        if record.serving > 0 {
+            record.fence_waits = true;
+            return;
+        }
+        match record.revoked.clone() {
+            None => {
+                self.stats.fences_valid += 1;
+                self.end_claim(key, Ok(()));
+                self.send(peer, Message::Ack(Ack { transfer }));
+            }
+            // The writer says that it is done: revoked or not, it is out of the memory.
+            Some(error) => {
+                self.stats.fences_refused += 1;
+                self.send(
+                    peer,
+                    Message::Nack(Nack {
+                        transfer,
+                        fault: Fault::of(&error),
+                    }),
+                );
+                self.writer_out(key);
+            }
+        }
+    }
+
+    fn answer_late_done(&mut self, peer: PeerKey, transfer: TransferId) {
+        let status = self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
+        let answer = match status {
+            Some(ClaimStatus::Completed) => Message::Ack(Ack { transfer }),
+            Some(ClaimStatus::Failed(fault)) => Message::Nack(Nack {
+                transfer,
+                fault: fault.clone(),
+            }),
+            _ => Message::Nack(Nack {
+                transfer,
+                fault: Fault::of(&unknown_claim()),
+            }),
+        };
+        self.stats.stray_messages += 1;
+        self.send(peer, answer);
+    }
+
+    fn on_abandon(&mut self, peer: PeerKey, transfer: TransferId, reason: ErrorKind) {
+        let key = (peer, transfer);
+        let Some(record) = self.claims.get_mut(&key) else {
+            self.stats.stray_messages += 1;
+            return;
+        };
+        self.stats.claims_abandoned += 1;
+        if record.revoked.is_none() {
+            let text = format!("the initiator gave the claim back: {}", reason.slug());
+            record.revoked = Some(Error::new(ErrorKind::TransferCancelled, "transfer", text));
+            record.view.revoked = true;
+            self.actions.push_back(Action::ServeStop { peer, transfer });
+        }
+        self.writer_out(key);
+    }
+
+    fn on_status(&mut self, peer: PeerKey, transfer: TransferId) {
+        let status = match self.claims.get(&(peer, transfer)) {
+            Some(ClaimRecord {
+                revoked: Some(error), ..
+            }) => ClaimStatus::Failed(Fault::of(error)),
+            Some(_) => ClaimStatus::Active,
+            None => {
+                let ended = self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
+                ended.cloned().unwrap_or(ClaimStatus::Unknown)
+            }
+        };
+        self.send(peer, Message::StatusReply(StatusReply { transfer, status }));
+    }
+
+    pub(super) fn claim_over(&mut self, now: Now, peer: PeerKey, transfer: TransferId) {
+        let error = Error::new(
+            ErrorKind::TransferTimeout,
+            "transfer",
+            "the claim's time is over at the owner",
+        );
+        self.revoke(now, peer, transfer, &error);
+    }
+
+    pub(super) fn revoke_again(&mut self, now: Now, peer: PeerKey, transfer: TransferId) {
+        let Some(ClaimRecord {
+            revoked: Some(error),
+            lost: false,
+            ..
+        }) = self.claims.get(&(peer, transfer))
+        else {
+            return;
+        };
+        let fault = Fault::of(error);
+        self.timers
+            .arm(Timer::RevokeAgain(peer, transfer), now + self.config.heartbeat);
+        self.send(peer, Message::Revoke(Revoke { transfer, fault }));
+    }
+
+    pub(super) fn claims_lost(&mut self, _now: Now, peer: PeerKey, error: &Error) {
+        for key in self.claims_of(peer) {
+            let Some(record) = self.claims.get_mut(&key) else {
+                continue;
+            };
+            record.lost = true;
+            self.timers.disarm(Timer::Claim(peer, key.1));
+            self.timers.disarm(Timer::RevokeAgain(peer, key.1));
+            if record.revoked.is_none() {
+                record.revoked = Some(error.clone());
+                record.view.revoked = true;
+                self.actions.push_back(Action::ServeStop { peer, transfer: key.1 });
+            }
+            if record.view.kind == ExportKind::Export {
+                self.end_claim(key, Err(error.clone()));
+            }
+        }
+    }
+
+    /// Takes a claim back. A reader's claim ends here: its fence will fail. A writer's stays on record
+    /// until it is known to be out of the memory.
+    pub(super) fn revoke(&mut self, now: Now, peer: PeerKey, transfer: TransferId, error: &Error) {
+        let key = (peer, transfer);
+        let Some(record) = self.claims.get_mut(&key).filter(|record| record.revoked.is_none()) else {
+            return;
+        };
+        record.revoked = Some(error.clone());
+        record.view.revoked = true;
+        self.stats.claims_revoked += 1;
+        self.timers.disarm(Timer::Claim(peer, transfer));
+        self.actions.push_back(Action::ServeStop { peer, transfer });
+        self.send(
+            peer,
+            Message::Revoke(Revoke {
+                transfer,
+                fault: Fault::of(error),
+            }),
+        );
+        match record_kind(&self.claims, key) {
+            Some(ExportKind::Offer) => self
+                .timers
+                .arm(Timer::RevokeAgain(peer, transfer), now + self.config.heartbeat),
+            _ => self.end_claim(key, Err(error.clone())),
+        }
+    }
+
+    /// The initiator is out of the memory; streams of ours may still be in it.
+    fn writer_out(&mut self, key: (PeerKey, TransferId)) {
+        if let Some(record) = self.claims.get_mut(&key) {
+            record.dead = true;
+            self.timers.disarm(Timer::Claim(key.0, key.1));
+            self.timers.disarm(Timer::RevokeAgain(key.0, key.1));
+        }
+        self.end_if_out(key);
+    }
+
+    fn end_if_out(&mut self, key: (PeerKey, TransferId)) {
+        let Some(record) = self.claims.get(&key) else { return };
+        if record.is_out() || (record.dead && record.view.kind == ExportKind::Export) {
+            let error = record.revoked.clone();
+            self.end_claim(key, Err(error.unwrap_or_else(writer_lost)));
+        }
+    }
+
+    /// Takes a claim off the record, once and for all.
+    fn end_claim(&mut self, key: (PeerKey, TransferId), result: Result<()>) {
+        let Some(record) = self.claims.remove(&key) else { return };
+        let (peer, transfer) = key;
+        self.timers.disarm(Timer::Claim(peer, transfer));
+        self.timers.disarm(Timer::RevokeAgain(peer, transfer));
+        let success = result.is_ok();
+        let status = match result {
+            Ok(()) => ClaimStatus::Completed,
+            Err(error) => ClaimStatus::Failed(Fault::of(&error)),
+        };
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.busy = peer.busy.saturating_sub(1);
+            peer.remember(transfer, status);
+        }
+        if let Some(export) = self.exports.get_mut(&record.view.export) {
+            export.end_claim(key, record.area, success);
+        }
+        self.settle(record.view.export);
+    }
+
+    fn claims_of(&self, peer: PeerKey) -> Vec<(PeerKey, TransferId)> {
+        let all = (peer, TransferId(0))..=(peer, TransferId(u64::MAX));
+        self.claims.range(all).map(|(&key, _)| key).collect()
+    }
+}
+
+fn record_kind(
+    claims: &std::collections::BTreeMap<(PeerKey, TransferId), ClaimRecord>,
+    key: (PeerKey, TransferId),
+) -> Option<ExportKind> {
+    claims.get(&key).map(|record| record.view.kind)
+}
+
+fn writer_lost() -> Error {
+    Error::new(ErrorKind::PeerLost, "transfer", "the writer is gone")
+}
+
+fn unknown_claim() -> Error {
+    Error::new(ErrorKind::Transfer, "fence", "the owner knows no such claim")
+}
+
+fn unknown_export() -> Error {
+    Error::new(ErrorKind::ReferenceUnknown, "claim", "the owner knows no such export")
+}
