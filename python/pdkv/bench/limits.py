@@ -1,0 +1,196 @@
+"""The limit rows: the smallest loop that moves the same pages the same way, measured in the same run.
+
+- `shm`, `inproc`: a plain scattered copy inside the consumer, same threads.
+- `cma`: `process_vm_readv` of the producer's pages, 1,024 spans a call, same threads.
+- `tcp`: `sendmsg` here, `readv` there, same number of streams, no framing.
+
+Each fills its source with fresh bytes before and is checked after, like the row it limits.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from pdkv.bench import control
+from pdkv.bench.buffers import Pages
+from pdkv.bench.control import Channel
+from pdkv.bench.pattern import U64
+from pdkv.bench.side import Side
+from pdkv.errors import PeerLostError, UnsupportedError
+
+
+class Limit(Protocol):
+    """One way to move a case's pages with nothing around it."""
+
+    name: str
+
+    def fill(self, stamp: int) -> None:
+        """Writes fresh bytes where `run` reads them."""
+
+    def run(self) -> float:
+        """Moves all pages once; gives the seconds it took."""
+
+    def close(self) -> None:
+        """Gives everything back."""
+
+
+def limit_for(path: str, native: Any, side: Side, producer: Channel, opened: control.Message) -> Limit | None:
+    """Chooses the limit for the path that pdkv took; `None` where there is none to compare with."""
+    if path in ("shm", "inproc"):
+        return CopyLimit(native, side)
+    if path == "cma":
+        return CmaLimit(native, side, producer, opened)
+    if path == "tcp":
+        return StreamLimit(native, side, producer)
+    return None
+
+
+def source_offsets(side: Side) -> U64:
+    """Gives where the producer's pages lie, in the order of the consumer's."""
+    return np.concatenate([side.pages.offsets(ids) for ids in side.case.tables("src")])
+
+
+def target_offsets(side: Side) -> U64:
+    """Gives where the consumer's pages lie, request by request."""
+    return np.concatenate([side.pages.offsets(ids) for ids in side.tables])
+
+
+class CopyLimit:
+    """Copies from a second pool of this process, of the same kind of memory."""
+
+    name = "scattered copy"
+
+    def __init__(self, native: Any, side: Side) -> None:
+        """Allocates the second pool."""
+        self._native, self._side = native, side
+        self._source = Pages(side.case, side.engine)
+        self._ids = np.concatenate(side.case.tables("src"))
+        self._offsets = (target_offsets(side), source_offsets(side))
+
+    def fill(self, stamp: int) -> None:
+        """Fills the second pool as the producer would fill its own."""
+        self._source.fill(self._ids, stamp, self._native)
+
+    def run(self) -> float:
+        """Copies."""
+        case = self._side.case
+        to, since = self._offsets
+        seconds: float = self._native.limit_copy(
+            self._side.pages.address, self._source.address, to, since, case.page_bytes, case.threads
+        )
+        return seconds
+
+    def close(self) -> None:
+        """Keeps nothing: the pool goes with this object."""
+
+
+class CmaLimit:
+    """Reads the producer's pages with the system call alone."""
+
+    name = "process_vm_readv"
+
+    def __init__(self, native: Any, side: Side, producer: Channel, opened: control.Message) -> None:
+        """Takes the producer's process id and address from its answer to `open`."""
+        self._native, self._side, self._producer = native, side, producer
+        self._pid, self._pool = int(str(opened["pid"])), int(str(opened["pool"]))
+        self._offsets = (target_offsets(side), source_offsets(side))
+
+    def fill(self, stamp: int) -> None:
+        """Lets the producer fill its pages."""
+        self._producer.ask("fill", stamp=stamp)
+
+    def run(self) -> float:
+        """Reads."""
+        case = self._side.case
+        to, since = self._offsets
+        seconds: float = self._native.limit_cma(
+            self._pid, self._side.pages.address, self._pool, to, since, case.page_bytes, case.threads
+        )
+        return seconds
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class StreamLimit:
+    """Receives the pages over plain TCP streams, scattering into place."""
+
+    name = "sendmsg + readv"
+
+    def __init__(self, native: Any, side: Side, producer: Channel) -> None:
+        """Opens the streams."""
+        self._native, self._side, self._producer = native, side, producer
+        self._offsets = target_offsets(side)
+        self._sockets: list[socket.socket] = []
+        answer = producer.ask("streams", count=side.case.streams)
+        for _ in range(side.case.streams):
+            sock = socket.create_connection(control.split_address(str(answer["address"])), timeout=10.0)
+            sock.settimeout(None)
+            self._sockets.append(sock)
+
+    def fill(self, stamp: int) -> None:
+        """Lets the producer fill its pages."""
+        self._producer.ask("fill", stamp=stamp)
+
+    def run(self) -> float:
+        """Receives; the clock starts with the request, as it does for pdkv."""
+        self._producer.send({"do": "send"})
+        seconds: float = self._native.limit_tcp_recv(
+            [sock.fileno() for sock in self._sockets],
+            self._side.pages.address,
+            self._offsets,
+            self._side.case.page_bytes,
+        )
+        self._producer.answer()
+        return seconds
+
+    def close(self) -> None:
+        """Closes the streams."""
+        for sock in self._sockets:
+            sock.close()
+
+
+class StreamSource:
+    """The producer's end of `StreamLimit`."""
+
+    def __init__(self, native: Any, side: Side, listen_host: str, count: int) -> None:
+        """Listens for `count` streams; they are accepted at the first `send`."""
+        if count > 64:
+            raise UnsupportedError(f"`{count}` streams are more than 64")
+        self._native, self._side, self._count = native, side, count
+        self._offsets = source_offsets(side)
+        self._listener = control.listen(control.join_address(listen_host, 0))
+        self._listener.settimeout(10.0)
+        self._sockets: list[socket.socket] = []
+        self.address = control.join_address(*self._listener.getsockname()[:2])
+
+    def send(self) -> float:
+        """Sends all pages once.
+
+        Raises:
+            PeerLostError: The consumer did not open its streams.
+        """
+        while len(self._sockets) < self._count:
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError as error:
+                raise PeerLostError("the consumer did not open its streams") from error
+            sock.settimeout(None)
+            self._sockets.append(sock)
+        seconds: float = self._native.limit_tcp_send(
+            [sock.fileno() for sock in self._sockets],
+            self._side.pages.address,
+            self._offsets,
+            self._side.case.page_bytes,
+        )
+        return seconds
+
+    def close(self) -> None:
+        """Closes the streams."""
+        for sock in (*self._sockets, self._listener):
+            with suppress(OSError):
+                sock.close()

@@ -1,0 +1,145 @@
+"""Shows rows: a table for people, CSV or JSON for programs. Knows nothing of how they were measured."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pdkv.bench.rows import Row
+from pdkv.bench.sizes import format_size
+
+FORMATS = ("text", "csv", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table; those with a higher `drop` go first when the terminal is narrow."""
+
+    title: str
+    cell: Callable[[Row], str]
+    drop: int = 0
+
+
+def _us(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _limited(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+# The titles from `Block Size (B)` to `P99 Tx (us)` are nixlbench's.
+COLUMNS: tuple[Column, ...] = (
+    Column("row", lambda row: f"{row.kind} {row.op}"),
+    Column("path", lambda row: row.transport),
+    Column("model", lambda row: row.model, drop=1),
+    Column("Block Size (B)", lambda row: str(row.block_bytes)),
+    Column("Batch Size", lambda row: str(row.num_blocks), drop=2),
+    Column("B/W (GB/Sec)", lambda row: f"{row.gb_per_s:.2f}"),
+    Column("limit", lambda row: _limited(row.limit_gb_per_s, 2), drop=1),
+    Column("ratio", lambda row: _limited(row.ratio, 3)),
+    Column("#wrong", lambda row: str(row.wrong)),
+    Column("staged", lambda row: str(row.staged_bytes)),
+    Column("Avg Lat. (us)", lambda row: _us(row.avg_us)),
+    Column("Avg Prep (us)", lambda row: _us(row.plan_us), drop=3),
+    Column("P99 Prep (us)", lambda row: _us(row.plan_p99_us), drop=5),
+    Column("Avg Post (us)", lambda row: _us(row.post_us), drop=3),
+    Column("P99 Post (us)", lambda row: _us(row.post_p99_us), drop=5),
+    Column("Avg Tx (us)", lambda row: _us(row.tx_us), drop=4),
+    Column("P99 Tx (us)", lambda row: _us(row.tx_p99_us), drop=5),
+)
+
+
+def as_json(rows: Sequence[Row], host: dict[str, object], **more: object) -> str:
+    """Writes `{"rows": [...], "host": {...}}`."""
+    return json.dumps({"rows": [row.to_json() for row in rows], "host": host, **more}, indent=1)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Writes one line per row, headed by the names of the row's fields."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [field.name for field in fields(Row)]
+    writer.writerow(names)
+    for row in rows:
+        plain = row.to_json() | {"versions": " ".join(f"{key}={value}" for key, value in row.versions.items())}
+        writer.writerow(["" if plain[name] is None else plain[name] for name in names])
+    return text.getvalue().rstrip("\n")
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """Writes an aligned table with every column, for files and pipes."""
+    lines = [[column.title for column in COLUMNS], *([column.cell(row) for column in COLUMNS] for row in rows)]
+    return align(lines, left=3)
+
+
+def align(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Aligns cells under their titles, the first `left` columns to the left, and rules off the titles."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    text.insert(1, "-" * max(map(len, text)))
+    return "\n".join(line.rstrip() for line in text)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Writes the line under the table: what was moved, and whether every byte was right."""
+    ours = [row for row in rows if row.kind == "pdkv"]
+    moved = sum(row.total_bytes * row.iters for row in ours)
+    wrong = sum(row.wrong for row in rows)
+    verdict = "every byte checked, none wrong" if wrong == 0 else f"{wrong} WRONG BYTES"
+    staged = sum(row.staged_bytes for row in ours)
+    return (
+        f"{format_size(moved)} moved in {sum(row.iters for row in ours)} iterations; {verdict}; {staged} bytes staged"
+    )
+
+
+def rich_installed() -> bool:
+    """Says whether a rich table can be shown; without it the plain one is."""
+    return importlib.util.find_spec("rich") is not None
+
+
+def print_rich(rows: Sequence[Row], title: str) -> None:
+    """Prints the table for a terminal, leaving out columns that do not fit (CSV and JSON have them all).
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table: Any = Table(title=title, title_justify="left")
+    columns = fitting(rows, console.width)
+    for i, column in enumerate(columns):
+        width = max(len(column.cell(row)) for row in rows)
+        table.add_column(column.title, justify="left" if i < 2 else "right", min_width=width)
+    for row in rows:
+        style = "bold red" if row.wrong else "dim" if row.kind == "limit" else None
+        table.add_row(*(column.cell(row) for column in columns), style=style)
+    console.print(table)
+    if len(columns) < len(COLUMNS):
+        console.print("some columns did not fit; `--format csv` and `--format json` have all", style="dim")
+
+
+def fitting(rows: Sequence[Row], width: int | None = None) -> list[Column]:
+    """Chooses the columns that fit a width; titles may wrap at spaces, cells may not."""
+    width = width or shutil.get_terminal_size().columns
+    chosen = list(COLUMNS)
+    for drop in range(5, 0, -1):
+        needed = sum(max(max(map(len, c.title.split())), *(len(c.cell(row)) for row in rows)) + 3 for c in chosen) + 1
+        if needed <= width:
+            break
+        chosen = [column for column in chosen if column.drop != drop]
+    return chosen

@@ -1,0 +1,192 @@
+"""Runs what the command line asked for, from the first connection to the written report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pdkv.bench import cli, control, floors, host, latency, plot, producer, report
+from pdkv.bench.cases import Case
+from pdkv.bench.latency import Figure
+from pdkv.bench.measure import Bench
+from pdkv.bench.progress import progress
+from pdkv.bench.rows import Row
+from pdkv.bench.side import Toolkit
+from pdkv.errors import ConfigError
+
+_TICKS_OF_A_FIGURE = 4
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the benchmark; gives the exit code.
+
+    Raises:
+        PdkvError: It could not run.
+    """
+    _check(args)
+    if args.role == "producer":
+        if args.spawned:
+            producer.serve_spawned(Toolkit.real(), insecure=args.insecure, timeout_s=args.timeout)
+        else:
+            producer.serve(Toolkit.real(), args.listen, insecure=args.insecure, timeout_s=args.timeout)
+        return 0
+    if args.suite == "floors":
+        return _floors(args)
+    if args.mode == "latency":
+        return _latency(args)
+    return _throughput(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses contradictions before anything starts."""
+    if args.role == "producer" and not args.spawned and args.listen is None:
+        raise ConfigError("`--role producer` needs `--listen HOST:PORT`")
+    if args.role == "consumer" and args.connect is None:
+        raise ConfigError("`--role consumer` needs `--connect HOST:PORT`")
+    if args.role != "producer" and args.listen is not None:
+        raise ConfigError("`--listen` needs `--role producer`")
+    if args.role != "consumer" and args.connect is not None:
+        raise ConfigError("`--connect` needs `--role consumer`")
+    if args.plot is not None:
+        if args.mode == "latency":
+            raise ConfigError("`--plot` draws rates; leave it out with `--mode latency`")
+        plot.check(Path(args.plot))
+    if args.output is not None and not Path(args.output).resolve().parent.is_dir():
+        raise ConfigError(f"`{args.output}` is in no existing folder")
+
+
+def _throughput(args: argparse.Namespace) -> int:
+    cases = list(cli.axes(args).cases())
+    rows: list[Row] = []
+    with progress(len(cases) * args.iters) as (label, tick):
+        for group in _by_place(cases):
+            with _bench(args, inproc=group[0].transport == "inproc") as bench:
+                bench.tick = tick
+                for case in group:
+                    label(case.label())
+                    rows += bench.run(case)
+    if args.plot is not None:
+        plot.draw(rows, Path(args.plot))
+    _show(args, rows)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _by_place(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Groups neighbours that share a producer: a process for all but `inproc`."""
+    group: list[Case] = []
+    for case in cases:
+        if group and (case.transport == "inproc") != (group[0].transport == "inproc"):
+            yield group
+            group = []
+        group.append(case)
+    if group:
+        yield group
+
+
+def _latency(args: argparse.Namespace) -> int:
+    transports = ["shm", "cma", "tcp"] if args.transport == ["auto"] else args.transport
+    if "inproc" in transports:
+        raise ConfigError("`--mode latency` measures between two processes", hint="use shm, cma or tcp")
+    with (
+        progress(len(transports) * _TICKS_OF_A_FIGURE) as (label, tick),
+        _bench(args, inproc=False) as bench,
+    ):
+        label("latency")
+        bench.tick = tick
+        figures = latency.measure_all(bench, transports, args.seed)
+        figures.append(latency.idle_cpu(bench))
+    lines = [["figure", "path", "median", "p99 or worst", "unit", "samples", "#wrong"]]
+    lines += [
+        [f.name, f.transport, f"{f.value:g}", f"{f.p99:g}", f.unit, str(f.samples), str(f.wrong)] for f in figures
+    ]
+    _write(args, _figures(args, figures, lines))
+    return 1 if any(figure.wrong for figure in figures) else 0
+
+
+def _figures(args: argparse.Namespace, figures: Sequence[Figure], lines: list[list[str]]) -> str:
+    if args.format == "json":
+        plain = [figure.to_json() for figure in figures]
+        return json.dumps({"figures": plain, "host": host.facts(), "versions": host.versions()}, indent=1)
+    if args.format == "csv":
+        return "\n".join(",".join(cell.replace(",", "") for cell in line) for line in lines)
+    return report.align(lines, left=2)
+
+
+def _floors(args: argparse.Namespace) -> int:
+    threads = (args.threads or [host.default_threads()])[0]
+    with progress(floors.steps()) as (label, tick), _bench(args, inproc=False) as bench:
+        bench.tick = tick
+        judged, rows = floors.run(bench, args.seed, threads, label)
+    if args.plot is not None:
+        plot.draw(rows, Path(args.plot))
+    lines = [floors.TITLES, *(floor.cells() for floor in judged)]
+    if args.format == "json":
+        plain = [floor.to_json() for floor in judged]
+        text = report.as_json(rows, host.facts(), floors=plain)
+    elif args.format == "csv":
+        text = report.as_csv(rows)
+    else:
+        missed = sum(floor.ok is False for floor in judged)
+        text = f"{report.align(lines, left=5)}\n\n{len(judged)} floors, {missed} missed"
+    _write(args, text)
+    if any(row.wrong for row in rows):
+        return 1
+    return 3 if args.strict and any(floor.ok is False for floor in judged) else 0
+
+
+@contextmanager
+def _bench(args: argparse.Namespace, *, inproc: bool) -> Iterator[Bench]:
+    """Connects to the producer, or starts one."""
+    kit = Toolkit.real()
+    if args.role == "consumer":
+        channel = control.connect(args.connect, args.timeout)
+        try:
+            channel.ask("hello", token="")
+            yield _made(args, kit, channel)
+        finally:
+            channel.close()
+    elif inproc:
+        with producer.threaded(kit, args.timeout) as channel:
+            yield _made(args, kit, channel)
+    else:
+        with producer.spawned(args.timeout) as channel:
+            yield _made(args, kit, channel)
+
+
+def _made(args: argparse.Namespace, kit: Toolkit, channel: control.Channel) -> Bench:
+    return Bench(
+        kit,
+        channel,
+        iters=args.iters,
+        warmup=args.warmup,
+        limits=not args.no_limit,
+        insecure=args.insecure,
+        timeout_s=args.timeout,
+        quiet_wait_s=args.quiet_wait,
+    )
+
+
+def _show(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    if args.format == "json":
+        _write(args, report.as_json(rows, host.facts()))
+    elif args.format == "csv":
+        _write(args, report.as_csv(rows))
+    elif args.output is None and sys.stdout.isatty() and report.rich_installed():
+        report.print_rich(rows, "pdkv bench")
+        print(report.summary(rows))
+    else:
+        _write(args, f"{report.as_text(rows)}\n\n{report.summary(rows)}")
+
+
+def _write(args: argparse.Namespace, text: str) -> None:
+    if args.output is None:
+        print(text)
+        return
+    try:
+        Path(args.output).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write `{args.output}`: {error}") from error
