@@ -1,21 +1,27 @@
 """`--suite floors`: every figure pdkv promises to reach, measured, with pass or miss.
 
 The bounds are ratios to limits of the same run, or absolute where the promise is absolute. Planning is
-timed by the criterion bench (`cargo bench -p pdkv-core --bench plan`), which needs no Python.
+also timed without Python by `cargo bench -p pdkv-core --bench plan`.
 """
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+
+import numpy as np
 
 from pdkv.bench import host, latency
 from pdkv.bench.latency import Figure, block_case
 from pdkv.bench.measure import Bench
 from pdkv.bench.rows import Row
+from pdkv.bench.side import Toolkit
 from pdkv.bench.sizes import format_size
+from pdkv.bench.tables import Fragmentation, block_tables, pool_blocks
 
 BLOCK_SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 TOTAL = 512 << 20
@@ -32,6 +38,8 @@ PULL_OVER_READ_US = 60.0
 SUBMIT_US = 50.0
 GIL_PERCENT = 5.0
 IDLE_PERCENT = 1.0
+PLAN_BLOCKS, PLAN_LAYERS, PLAN_BYTES = 100_000, 80, 8_000_000
+PLAN_MS = {"runs:16": 2.0, "random": 10.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +99,8 @@ def run(bench: Bench, seed: int, threads: int, label: Callable[[str], None]) -> 
     floors.append(million(bench, seed, threads))
     label("exit codes")
     floors += exit_floors()
-    floors.append(
-        Floor("plan 100,000 blocks x 80 layers", "< 2 ms runs of 16, < 10 ms random, < 8 MB", "-", None,
-              "cargo bench -p pdkv-core --bench plan")
-    )  # fmt: skip
+    label("planning")
+    floors += planning_floors(bench.kit, seed)
     return floors, rows
 
 
@@ -143,6 +149,30 @@ def million(bench: Bench, seed: int, threads: int) -> Floor:
     return Floor(
         name, bound, f"{row.p50_us / 1000:.0f} ms", row.wrong == 0, _checked(f"{row.gb_per_s:.2f} GB/s", row.wrong)
     )
+
+
+def planning_floors(kit: Toolkit, seed: int, samples: int = 7) -> Iterator[Floor]:
+    """Plans 100,000 blocks x 80 layers, block ids given as numpy arrays; no memory is touched."""
+    how = {text: Fragmentation.parse(text) for text in PLAN_MS}
+    pool = max(pool_blocks(PLAN_BLOCKS, 1.3, fragmentation) for fragmentation in how.values())
+    backing = np.empty((PLAN_LAYERS, pool, 1, 16, 2), dtype=np.uint8)
+    tensors = {f"layers.{layer}": backing[layer] for layer in range(PLAN_LAYERS)}
+    layout = kit.pdkv.resolve_layout(tensors, layout="BHNC", block_tokens=16)
+    for text, bound_ms in PLAN_MS.items():
+        src, dst = (block_tables(seed, end, 1, PLAN_BLOCKS, pool, how[text])[0] for end in ("src", "dst"))
+        spent = []
+        for _ in range(samples):
+            started = time.perf_counter()
+            plan = kit.pdkv.plan(layout, src, layout, dst)
+            spent.append((time.perf_counter() - started) * 1e3)
+        middle, memory = statistics.median(spent), int(plan.memory_bytes)
+        yield Floor(
+            f"plan {PLAN_BLOCKS:,} blocks x {PLAN_LAYERS} layers, {text}",
+            f"< {bound_ms:g} ms, < {PLAN_BYTES // 10**6} MB",
+            f"{middle:.2f} ms",
+            middle < bound_ms and memory < PLAN_BYTES,
+            f"{memory / 1e6:.2f} MB",
+        )
 
 
 def exit_floors() -> Iterator[Floor]:
