@@ -70,6 +70,19 @@ def test_the_summary_does_not_hide_wrong_bytes():
     assert "7 WRONG BYTES" in report.summary(some_rows(wrong=7))
 
 
+def test_noise_is_marked():
+    loud = [replace(row, foreign_cores=1.0) for row in some_rows()]
+    assert "~" in report.as_text(loud)
+    assert "other processes" in report.summary(loud)
+    assert "~" not in report.as_text(some_rows()) + report.summary(some_rows())
+
+
+def test_the_title_names_what_varies_once():
+    line = report.title(some_rows())
+    assert "models tiny;" in line
+    assert "threads 2;" in line
+
+
 def test_narrow_terminals_keep_what_matters():
     titles = [column.title for column in report.fitting(some_rows(), 80)]
     assert {"row", "path", "B/W (GB/Sec)", "ratio", "#wrong", "staged"} <= set(titles)
@@ -80,7 +93,7 @@ def test_narrow_terminals_keep_what_matters():
 def test_the_rich_table_shows_everything_that_fits(monkeypatch, capsys):
     pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "200")
-    report.print_rich(some_rows(wrong=3), "title")
+    report.print_rich(some_rows(wrong=3))
     shown = capsys.readouterr().out
     assert "scattered copy" in shown
     assert "#wrong" in shown

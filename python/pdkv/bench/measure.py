@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pdkv.bench import control, host
@@ -19,7 +19,7 @@ from pdkv.bench.limits import Limit, limit_for
 from pdkv.bench.pattern import CANARY_STAMP, Found
 from pdkv.bench.rows import Row, make_rows
 from pdkv.bench.side import Side, Timing, Toolkit
-from pdkv.errors import ConfigError
+from pdkv.errors import ConfigError, PdkvError
 
 
 @dataclass
@@ -67,8 +67,11 @@ class Bench:
                 else:
                     self.producer.ask("peer", address=str(side.describe()["address"]))
                 yield side, opened
-        finally:
-            self.producer.ask("close")
+        except BaseException:
+            with suppress(PdkvError):  # the first error is the one to show
+                self.producer.ask("close")
+            raise
+        self.producer.ask("close")
 
     def run(self, case: Case) -> list[Row]:
         """Measures a case; gives its row and the row of its limit.

@@ -167,8 +167,8 @@ def serve(kit: Toolkit, address: str, *, insecure: bool, timeout_s: float) -> No
             print(f"consumer {control.join_address(peer[0], peer[1])} connected", flush=True)
             try:
                 Producer(kit, Channel(sock, 3600.0), "", insecure=insecure, timeout_s=timeout_s).serve()
-            except PeerLostError as error:
-                print(f"consumer lost: {error.message}", file=sys.stderr, flush=True)
+            except PdkvError as error:
+                print(f"consumer lost: {error}", file=sys.stderr, flush=True)
 
 
 def serve_spawned(kit: Toolkit, *, insecure: bool, timeout_s: float) -> None:

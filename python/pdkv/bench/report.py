@@ -14,7 +14,7 @@ from typing import Any
 from pdkv.bench.rows import Row
 from pdkv.bench.sizes import format_size
 
-FORMATS = ("text", "csv", "json")
+NOISE_CORES = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("model", lambda row: row.model, drop=1),
     Column("Block Size (B)", lambda row: str(row.block_bytes)),
     Column("Batch Size", lambda row: str(row.num_blocks), drop=2),
-    Column("B/W (GB/Sec)", lambda row: f"{row.gb_per_s:.2f}"),
+    Column("B/W (GB/Sec)", lambda row: f"{'~' if noisy(row) else ''}{row.gb_per_s:.2f}"),
     Column("limit", lambda row: _limited(row.limit_gb_per_s, 2), drop=1),
     Column("ratio", lambda row: _limited(row.ratio, 3)),
     Column("#wrong", lambda row: str(row.wrong)),
@@ -54,6 +54,26 @@ COLUMNS: tuple[Column, ...] = (
     Column("Avg Tx (us)", lambda row: _us(row.tx_us), drop=4),
     Column("P99 Tx (us)", lambda row: _us(row.tx_p99_us), drop=5),
 )
+
+
+def noisy(row: Row) -> bool:
+    """Says whether other processes were known to use the cores."""
+    return row.foreign_cores is not None and row.foreign_cores > NOISE_CORES
+
+
+def title(rows: Sequence[Row]) -> str:
+    """Writes the line above the table: what the rows have in common."""
+    texts = {
+        "models": [row.model for row in rows],
+        "fragmentation": [row.fragmentation for row in rows],
+        "layout": [row.layout for row in rows],
+        "threads": [str(row.threads) for row in rows],
+        "streams": [str(row.streams) for row in rows],
+        "burst": [str(row.burst) for row in rows],
+        "seed": [str(row.seed) for row in rows],
+    }
+    parts = [f"{name} {', '.join(dict.fromkeys(values))}" for name, values in texts.items()]
+    return f"pdkv bench: {'; '.join(parts)}"
 
 
 def as_json(rows: Sequence[Row], host: dict[str, object], **more: object) -> str:
@@ -100,9 +120,9 @@ def summary(rows: Sequence[Row]) -> str:
     wrong = sum(row.wrong for row in rows)
     verdict = "every byte checked, none wrong" if wrong == 0 else f"{wrong} WRONG BYTES"
     staged = sum(row.staged_bytes for row in ours)
-    return (
-        f"{format_size(moved)} moved in {sum(row.iters for row in ours)} iterations; {verdict}; {staged} bytes staged"
-    )
+    iterations = sum(row.iters for row in ours)
+    noise = "; ~ other processes used the cores meanwhile" if any(map(noisy, rows)) else ""
+    return f"{format_size(moved)} moved in {iterations} iterations; {verdict}; {staged} bytes staged{noise}"
 
 
 def rich_installed() -> bool:
@@ -110,7 +130,7 @@ def rich_installed() -> bool:
     return importlib.util.find_spec("rich") is not None
 
 
-def print_rich(rows: Sequence[Row], title: str) -> None:
+def print_rich(rows: Sequence[Row]) -> None:
     """Prints the table for a terminal, leaving out columns that do not fit (CSV and JSON have them all).
 
     Raises:
@@ -120,7 +140,7 @@ def print_rich(rows: Sequence[Row], title: str) -> None:
     from rich.table import Table
 
     console = Console()
-    table: Any = Table(title=title, title_justify="left")
+    table: Any = Table()
     columns = fitting(rows, console.width)
     for i, column in enumerate(columns):
         width = max(len(column.cell(row)) for row in rows)

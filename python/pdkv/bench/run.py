@@ -176,10 +176,11 @@ def _show(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     elif args.format == "csv":
         _write(args, report.as_csv(rows))
     elif args.output is None and sys.stdout.isatty() and report.rich_installed():
-        report.print_rich(rows, "pdkv bench")
+        print(report.title(rows))
+        report.print_rich(rows)
         print(report.summary(rows))
     else:
-        _write(args, f"{report.as_text(rows)}\n\n{report.summary(rows)}")
+        _write(args, f"{report.title(rows)}\n\n{report.as_text(rows)}\n\n{report.summary(rows)}")
 
 
 def _write(args: argparse.Namespace, text: str) -> None:
