@@ -46,7 +46,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("ratio", lambda row: _limited(row.ratio, 3)),
     Column("#wrong", lambda row: str(row.wrong)),
     Column("staged", lambda row: str(row.staged_bytes)),
-    Column("Avg Lat. (us)", lambda row: _us(row.avg_us)),
+    Column("Avg Lat. (us)", lambda row: _us(row.avg_us), drop=1),
     Column("Avg Prep (us)", lambda row: _us(row.plan_us), drop=3),
     Column("P99 Prep (us)", lambda row: _us(row.plan_p99_us), drop=5),
     Column("Avg Post (us)", lambda row: _us(row.post_us), drop=3),
@@ -143,8 +143,7 @@ def print_rich(rows: Sequence[Row]) -> None:
     table: Any = Table()
     columns = fitting(rows, console.width)
     for i, column in enumerate(columns):
-        width = max(len(column.cell(row)) for row in rows)
-        table.add_column(column.title, justify="left" if i < 2 else "right", min_width=width)
+        table.add_column(column.title, justify="left" if i < 2 else "right", width=_width(column, rows))
     for row in rows:
         style = "bold red" if row.wrong else "dim" if row.kind == "limit" else None
         table.add_row(*(column.cell(row) for column in columns), style=style)
@@ -158,8 +157,11 @@ def fitting(rows: Sequence[Row], width: int | None = None) -> list[Column]:
     width = width or shutil.get_terminal_size().columns
     chosen = list(COLUMNS)
     for drop in range(5, 0, -1):
-        needed = sum(max(max(map(len, c.title.split())), *(len(c.cell(row)) for row in rows)) + 3 for c in chosen) + 1
-        if needed <= width:
+        if sum(_width(column, rows) + 3 for column in chosen) < width:
             break
         chosen = [column for column in chosen if column.drop != drop]
     return chosen
+
+
+def _width(column: Column, rows: Sequence[Row]) -> int:
+    return max(len(text) for text in (*column.title.split(), *(column.cell(row) for row in rows)))
