@@ -49,9 +49,10 @@ impl CopyPath {
     }
 }
 
-/// Runs shorter than this are copied plainly: a streamed run has to be evicted from the write-combining
-/// buffers before it counts as done, which shows in runs of less than a page.
-pub(crate) const STREAM_FROM_BYTES: u64 = 4096;
+/// Runs shorter than this are copied plainly: below, the unaligned ends and the drain of the
+/// write-combining buffers cost more than the saved reads. `benches/copy.rs` measures it: 256 and 512
+/// bytes lose, 1 KiB is even, and from 2 KiB on streaming wins for every kind of memory.
+pub(crate) const STREAM_FROM_BYTES: u64 = 2048;
 
 /// The path [`copy`] takes for large runs on this machine.
 pub fn copy_path() -> CopyPath {

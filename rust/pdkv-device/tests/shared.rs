@@ -1,0 +1,157 @@
+//! Pools and descriptors between two real processes, and what a peer's memfd must be.
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use common::{Other, noise, tell, word};
+use pdkv_core::ErrorKind;
+use pdkv_device::{HostRegion, HugePages, recv_fds, send_fds};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+const BYTES: u64 = 3 << 20;
+
+/// In the other process: maps what it is sent, checks it, writes into it, says so, and leaves.
+#[test]
+fn the_other_process() {
+    let Some(mut socket) = common::parent() else { return };
+    let mut bytes = [0; 8];
+    let (_, mut fds) = recv_fds(socket.as_fd(), &mut bytes, 1).unwrap().unwrap();
+    let region = HostRegion::map_peer(fds.pop().unwrap(), u64::from_le_bytes(bytes), true).unwrap();
+    let mut seen = vec![0; region.len() as usize];
+    region.read_at(0, &mut seen).unwrap();
+    tell(&mut socket, u64::from(seen == noise(1, region.len())));
+    region.write_at(70_000, &noise(2, 5000)).unwrap();
+    tell(&mut socket, 1);
+    word(&mut socket);
+}
+
+fn with_a_peer(huge: HugePages) {
+    let pool = HostRegion::allocate(BYTES - 5, huge).unwrap();
+    pool.write_at(0, &noise(1, BYTES - 5)).unwrap();
+    let shared = pool.shared().unwrap();
+    assert_eq!((shared.region_offset, shared.fd_len), (0, BYTES - 5));
+    let mut other = Other::start("the_other_process");
+    send_fds(other.socket.as_fd(), &[shared.fd], &shared.fd_len.to_le_bytes()).unwrap();
+    assert_eq!(other.word(), 1, "the peer sees our bytes");
+    assert_eq!(other.word(), 1);
+    let mut got = vec![0; 5000];
+    pool.read_at(70_000, &mut got).unwrap();
+    assert!(got == noise(2, 5000), "we see the peer's bytes");
+    other.kill();
+    pool.read_at(0, &mut got).unwrap();
+    assert!(got == noise(1, 5000), "a killed peer leaves the pool as it was");
+}
+
+#[test]
+fn a_pool_is_one_memory_in_two_processes() {
+    with_a_peer(HugePages::Never);
+}
+
+#[test]
+fn a_pool_that_asks_for_huge_pages_is_one_memory_in_two_processes() {
+    with_a_peer(HugePages::Try);
+}
+
+#[test]
+fn a_mapping_to_read_refuses_every_write() {
+    let pool = HostRegion::allocate(8192, HugePages::Never).unwrap();
+    pool.write_at(0, b"here").unwrap();
+    let fd = pool.shared().unwrap().fd.try_clone_to_owned().unwrap();
+    let view = HostRegion::map_peer(fd, 8192, false).unwrap();
+    drop(pool);
+    let mut got = [0; 4];
+    view.read_at(0, &mut got).unwrap();
+    assert_eq!(&got, b"here");
+    let own = HostRegion::allocate(8192, HugePages::Never).unwrap();
+    assert!(!view.writable() && view.shared().is_none());
+    for error in [
+        view.write_at(0, b"no").unwrap_err(),
+        view.fill(0, 1, 0).unwrap_err(),
+        pdkv_device::copy(&view, 0, &own, 0, 8192).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Region);
+    }
+    pdkv_device::copy(&own, 0, &view, 0, 8192).unwrap();
+}
+
+#[test]
+fn only_a_sealed_memfd_of_full_length_is_mapped() {
+    let memfd = |seals: SealFlags| {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 8192).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let refused = |fd: OwnedFd, len| HostRegion::map_peer(fd, len, true).unwrap_err();
+    assert!(refused(memfd(SealFlags::GROW), 8192).message().contains("not sealed"));
+    assert!(refused(memfd(SealFlags::SHRINK), 8193).message().contains("`8193`"));
+    let file = File::open("/dev/zero").unwrap();
+    assert!(refused(file.into(), 4096).message().contains("no memfd"));
+    for len in [0, u64::MAX, 1 << 63] {
+        assert_eq!(refused(memfd(SealFlags::SHRINK), len).kind(), ErrorKind::Region);
+    }
+    HostRegion::map_peer(memfd(SealFlags::SHRINK), 4097, true).unwrap();
+}
+
+#[test]
+fn impossible_pools_are_errors() {
+    for len in [0, u64::MAX, 1 << 63] {
+        for huge in [HugePages::Never, HugePages::Try] {
+            assert_eq!(
+                HostRegion::allocate(len, huge).unwrap_err().kind(),
+                ErrorKind::Region,
+                "{len}"
+            );
+        }
+    }
+    let error = HostRegion::allocate(1 << 62, HugePages::Try).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Capacity);
+}
+
+#[test]
+fn memory_handed_in_as_an_address_is_found_in_its_pool() {
+    let pool = HostRegion::allocate(8192, HugePages::Never).unwrap();
+    let (found, offset) = HostRegion::find_shared(pool.address() + 100, 8000).unwrap();
+    assert_eq!((found.address(), offset), (pool.address(), 100));
+    assert!(HostRegion::find_shared(pool.address() + 100, 8093).is_none());
+    let address = pool.address();
+    drop((pool, found));
+    assert!(HostRegion::find_shared(address + 100, 8000).is_none());
+}
+
+#[test]
+fn descriptors_beyond_what_is_expected_are_refused_and_closed() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();
+    let fd = pool.shared().unwrap().fd;
+    send_fds(ours.as_fd(), &[fd, fd, fd], b"three").unwrap();
+    let mut bytes = [0; 16];
+    let error = recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Handshake);
+    send_fds(ours.as_fd(), &[fd, fd], b"two").unwrap();
+    let (count, fds) = recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().unwrap();
+    assert_eq!((&bytes[..count], fds.len()), (&b"two"[..], 2));
+    send_fds(ours.as_fd(), &[], b"none").unwrap();
+    assert!(recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().unwrap().1.is_empty());
+    assert_eq!(
+        send_fds(ours.as_fd(), &[fd], b"").unwrap_err().kind(),
+        ErrorKind::Config
+    );
+    assert_eq!(
+        send_fds(ours.as_fd(), &[fd; 254], b"x").unwrap_err().kind(),
+        ErrorKind::Config
+    );
+    theirs.set_nonblocking(true).unwrap();
+    assert!(recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().is_none());
+    (&ours).write_all(b"!").unwrap();
+    drop(ours);
+    assert!(recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().is_some());
+    assert_eq!(
+        recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap_err().kind(),
+        ErrorKind::PeerLost
+    );
+}
