@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use crate::marks::Marks;
 use crate::{Error, ErrorKind, Result};
 
 /// Consecutive physical blocks.
@@ -34,29 +35,32 @@ impl BlockRun {
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct BlockTable {
     runs: Vec<BlockRun>,
-    /// Logical position of the first block of each run.
-    positions: Vec<u64>,
     len: u64,
 }
 
 impl BlockTable {
     /// Builds a table from ids in logical order.
     pub fn from_ids(ids: &[u32]) -> Self {
-        let mut table = Self::default();
         let Some((&first, rest)) = ids.split_first() else {
-            return table;
+            return Self::default();
         };
+        // Counting first is vectorised and spares growing, which costs more than the rest.
+        let breaks = ids.windows(2).filter(|pair| pair[0].wrapping_add(1) != pair[1]).count();
+        let mut runs = Vec::with_capacity(breaks + 1);
         let mut run = BlockRun { start: first, len: 1 };
         for &id in rest {
             if run.end() == u64::from(id) {
                 run.len += 1;
             } else {
-                table.append(run);
+                runs.push(run);
                 run = BlockRun { start: id, len: 1 };
             }
         }
-        table.append(run);
-        table
+        runs.push(run);
+        Self {
+            runs,
+            len: ids.len() as u64,
+        }
     }
 
     /// Builds a table from signed ids, as numpy and torch index arrays carry them.
@@ -75,18 +79,20 @@ impl BlockTable {
         Self::from_signed(ids)
     }
 
-    fn from_signed<T: Copy + fmt::Display + TryInto<u32>>(ids: &[T]) -> Result<Self> {
-        let mut checked = Vec::with_capacity(ids.len());
-        for (index, &id) in ids.iter().enumerate() {
-            checked.push(id.try_into().map_err(|_| {
-                Error::new(
-                    ErrorKind::Layout,
-                    "block_table",
-                    format!("block id `{id}` at index `{index}` is not in 0..={}", u32::MAX),
-                )
-            })?);
+    fn from_signed<T: Copy + Into<i64>>(ids: &[T]) -> Result<Self> {
+        // All ids are in range exactly when the bits of all of them together are.
+        let all = ids.iter().fold(0_i64, |bits, &id| bits | id.into());
+        if u32::try_from(all).is_ok() {
+            let narrow: Vec<u32> = ids.iter().map(|&id| id.into().cast_unsigned() as u32).collect();
+            return Ok(Self::from_ids(&narrow));
         }
-        Ok(Self::from_ids(&checked))
+        let mut wide = ids.iter().map(|&id| id.into()).enumerate();
+        let (index, id) = wide.find(|&(_, id)| u32::try_from(id).is_err()).unwrap_or_default();
+        Err(Error::new(
+            ErrorKind::Layout,
+            "block_table",
+            format!("block id `{id}` at index `{index}` is not in 0..={}", u32::MAX),
+        ))
     }
 
     /// Builds a table from runs, as they come off the wire; neighbours are merged.
@@ -117,10 +123,7 @@ impl BlockTable {
             Some(last) if last.end() == u64::from(run.start) && last.len.checked_add(run.len).is_some() => {
                 last.len += run.len;
             }
-            _ => {
-                self.positions.push(self.len);
-                self.runs.push(run);
-            }
+            _ => self.runs.push(run),
         }
         self.len += u64::from(run.len);
     }
@@ -147,14 +150,22 @@ impl BlockTable {
             .flat_map(|run| (0..run.len).map(move |step| run.start + step))
     }
 
-    /// The physical id at a logical position.
+    /// The runs with the logical position of the first block of each.
+    fn placed(&self) -> impl Iterator<Item = (u64, BlockRun)> + '_ {
+        self.runs.iter().scan(0, |next, &run| {
+            let position = *next;
+            *next += u64::from(run.len);
+            Some((position, run))
+        })
+    }
+
+    /// The physical id at a logical position. Looks at every run before it; to visit many, use
+    /// [`BlockTable::iter`].
     pub fn get(&self, position: usize) -> Option<u32> {
         let position = position as u64;
-        if position >= self.len {
-            return None;
-        }
-        let index = self.positions.partition_point(|&start| start <= position) - 1;
-        Some(self.runs[index].start + (position - self.positions[index]) as u32)
+        self.placed()
+            .find(|(start, run)| position - start < u64::from(run.len))
+            .map(|(start, run)| run.start + (position - start) as u32)
     }
 
     /// The table of `count` blocks from logical position `first`.
@@ -174,20 +185,16 @@ impl BlockTable {
             )
         })?;
         let mut table = Self::default();
-        if count == 0 {
-            return Ok(table);
-        }
-        let from = self.positions.partition_point(|&start| start <= first) - 1;
-        for (run, &start) in self.runs[from..].iter().zip(&self.positions[from..]) {
-            if start >= end {
+        for (start, run) in self.placed() {
+            let (from, stop) = (first.max(start), end.min(start + u64::from(run.len)));
+            if from < stop {
+                table.append(BlockRun {
+                    start: run.start + (from - start) as u32,
+                    len: (stop - from) as u32,
+                });
+            } else if start >= end {
                 break;
             }
-            let skip = first.saturating_sub(start);
-            let stop = (end - start).min(u64::from(run.len));
-            table.append(BlockRun {
-                start: run.start + skip as u32,
-                len: (stop - skip) as u32,
-            });
         }
         Ok(table)
     }
@@ -201,7 +208,7 @@ impl BlockTable {
         if self.runs.iter().fold(0, |most, run| run.end().max(most)) <= bound {
             return Ok(());
         }
-        for (run, &position) in self.runs.iter().zip(&self.positions) {
+        for (position, run) in self.placed() {
             if run.end() > bound {
                 let id = num_blocks.max(run.start);
                 let position = position + u64::from(id - run.start);
@@ -238,32 +245,17 @@ impl BlockTable {
         {
             return true;
         }
-        // A bit per block beats sorting unless the cache is huge and the table small.
-        if u64::from(num_blocks) / 64 <= 16 * self.runs.len() as u64 + 1024 {
-            return self.marks_each_bit_once(num_blocks);
+        // The cache may be huge and the table small.
+        if Marks::are_cheap(u64::from(num_blocks), self.runs.len()) {
+            let mut marks = Marks::new(u64::from(num_blocks));
+            return self
+                .runs
+                .iter()
+                .all(|run| marks.mark(u64::from(run.start), u64::from(run.len)));
         }
         sorted(&self.runs)
             .windows(2)
             .all(|pair| pair[0].end() <= u64::from(pair[1].start))
-    }
-
-    fn marks_each_bit_once(&self, num_blocks: u32) -> bool {
-        let mut seen = vec![0_u64; (num_blocks as usize).div_ceil(64)];
-        for run in &self.runs {
-            let (mut id, end) = (u64::from(run.start), run.end());
-            while id < end {
-                let bit = id % 64;
-                let count = (64 - bit).min(end - id);
-                let mask = (u64::MAX >> (64 - count)) << bit;
-                let word = &mut seen[(id / 64) as usize];
-                if *word & mask != 0 {
-                    return false;
-                }
-                *word |= mask;
-                id += count;
-            }
-        }
-        true
     }
 
     #[cold]
@@ -273,11 +265,9 @@ impl BlockTable {
             .find(|pair| pair[0].end() > u64::from(pair[1].start))
             .map_or(0, |pair| pair[1].start);
         let places: Vec<_> = self
-            .runs
-            .iter()
-            .zip(&self.positions)
-            .filter(|(run, _)| run.start <= twice && u64::from(twice) < run.end())
-            .map(|(run, position)| position + u64::from(twice - run.start))
+            .placed()
+            .filter(|(_, run)| run.start <= twice && u64::from(twice) < run.end())
+            .map(|(position, run)| position + u64::from(twice - run.start))
             .take(2)
             .collect();
         Error::new(

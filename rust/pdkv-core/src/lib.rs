@@ -16,6 +16,7 @@ pub mod hex;
 pub mod id;
 pub mod layout;
 pub mod lease;
+mod marks;
 pub mod node;
 pub mod plan;
 pub mod reference;

@@ -8,6 +8,7 @@ use std::ops::{ControlFlow, Range};
 use super::explain::Explanation;
 use super::{CopyRun, Place, refuse};
 use crate::Result;
+use crate::marks::Marks;
 use crate::span::{Span, find_overlap};
 
 /// The largest unit.
@@ -152,6 +153,9 @@ fn refuse_overlap(entries: &[Entry]) -> Result<()> {
         return Ok(());
     }
     let targets: Vec<_> = entries.iter().map(target).collect();
+    if marked_once(&targets) {
+        return Ok(());
+    }
     match find_overlap(&targets) {
         None => Ok(()),
         Some((first, second)) => Err(refuse(format!(
@@ -159,4 +163,33 @@ fn refuse_overlap(entries: &[Entry]) -> Result<()> {
             first.len, first.offset, second.len, second.offset, first.region
         ))),
     }
+}
+
+/// Whether marks prove that nothing overlaps; false also where sorting is the cheaper proof.
+fn marked_once(targets: &[Span]) -> bool {
+    // All offsets and lengths are multiples of one power of two: a bit stands for that many bytes.
+    let shift = targets
+        .iter()
+        .fold(0, |bits, span| bits | span.offset | span.len)
+        .trailing_zeros();
+    let granules = |bytes: u64| bytes >> shift;
+    let regions = targets.iter().map(|span| span.region as usize + 1).max().unwrap_or(0);
+    let mut ends = vec![0; regions];
+    for span in targets {
+        let end = &mut ends[span.region as usize];
+        *end = granules(span.offset + span.len).max(*end);
+    }
+    let mut starts = Vec::with_capacity(regions);
+    let mut total = 0_u64;
+    for end in ends {
+        starts.push(total);
+        total = total.saturating_add(end);
+    }
+    if !Marks::are_cheap(total, targets.len()) {
+        return false;
+    }
+    let mut marks = Marks::new(total);
+    targets
+        .iter()
+        .all(|span| marks.mark(starts[span.region as usize] + granules(span.offset), granules(span.len)))
 }
