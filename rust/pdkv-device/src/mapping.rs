@@ -20,15 +20,16 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd` at an address the kernel picks.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> Result<Self, Errno> {
+    /// Maps `len` bytes of `fd` from `offset` on, both multiples of its page size, at an address the kernel
+    /// picks.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> Result<Self, Errno> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE
         } else {
             ProtFlags::READ
         };
         // SAFETY: without MAP_FIXED the kernel picks unused addresses, so no existing memory changes.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }?;
+        let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, offset) }?;
         Ok(Self { base, len })
     }
 

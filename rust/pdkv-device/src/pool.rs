@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 use crate::mapping::Mapping;
@@ -23,6 +23,7 @@ pub enum HugePages {
     Try,
 }
 
+const MAP: &str = "map_peer";
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl HostRegion {
@@ -49,65 +50,71 @@ impl HostRegion {
         })
     }
 
-    /// Maps a peer's memfd, every page populated now.
+    /// Maps the first `len` bytes of a peer's memfd, see [`map_peer_at`](Self::map_peer_at).
     ///
     /// # Errors
-    /// `Region` when the descriptor is no memfd, is shorter than `len`, or could still be shrunk under
+    /// As [`map_peer_at`](Self::map_peer_at).
+    pub fn map_peer(fd: OwnedFd, len: u64, writable: bool) -> Result<Arc<Self>> {
+        Self::map_peer_at(fd, 0, len, writable)
+    }
+
+    /// Maps `len` bytes of a peer's memfd from `fd_offset` on, every page populated now.
+    ///
+    /// # Errors
+    /// `Region` when the descriptor is no memfd, ends before the range, or could still be shrunk under
     /// the mapping (which would turn a copy into a fatal signal); `Capacity` when it can't be mapped.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the descriptor is consumed: the mapping outlives it"
     )]
-    pub fn map_peer(fd: OwnedFd, len: u64, writable: bool) -> Result<Arc<Self>> {
-        const OPERATION: &str = "map_peer";
-        check_range(OPERATION, page_bytes(), len)?;
-        let seals = fcntl_get_seals(&fd)
-            .map_err(|errno| os_error(ErrorKind::Region, OPERATION, "the descriptor is no memfd", errno))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(Error::new(
-                ErrorKind::Region,
-                OPERATION,
-                "the memfd is not sealed against shrinking",
-            ));
-        }
-        let size = fstat(&fd)
-            .map_err(|errno| os_error(ErrorKind::Region, OPERATION, "the memfd has no size", errno))?
-            .st_size;
-        if u64::try_from(size).unwrap_or(0) < len {
-            return Err(Error::new(
-                ErrorKind::Region,
-                OPERATION,
-                format!("the memfd holds `{size}` bytes, `{len}` were announced"),
-            ));
-        }
-        let mapping = map_whole(&fd, len, writable, HugePages::Never).map_err(|errno| {
-            os_error(
-                ErrorKind::Capacity,
-                OPERATION,
-                format!("`{len}` bytes not mapped"),
-                errno,
-            )
-        })?;
-        let base = mapping.base();
+    pub fn map_peer_at(fd: OwnedFd, fd_offset: u64, len: u64, writable: bool) -> Result<Arc<Self>> {
+        check_range(MAP, page_bytes(), len)?;
+        let size = sealed_size(&fd)?;
+        let Some(end) = fd_offset.checked_add(len).filter(|&end| end <= size) else {
+            let message = format!("the memfd holds `{size}` bytes, `{len}` at `{fd_offset}` were announced");
+            return Err(Error::new(ErrorKind::Region, MAP, message));
+        };
+        let page = page_of(&fd)?;
+        let (first, last) = (fd_offset - fd_offset % page, end.next_multiple_of(page));
+        let mapping = map_range(&fd, first, last - first, writable, HugePages::Never)
+            .map_err(|errno| os_error(ErrorKind::Capacity, MAP, format!("`{len}` bytes not mapped"), errno))?;
+        let base = mapping.base().wrapping_add((fd_offset - first) as usize);
+        let backing = Backing::Mapping(mapping);
         let mut registry = registry::lock();
-        Ok(Self::assemble(
-            &mut registry,
-            base,
-            len,
-            writable,
-            Backing::Mapping(mapping),
-            None,
-        ))
+        Ok(Self::assemble(&mut registry, base, len, writable, backing, None))
     }
+}
+
+/// The size of a memfd that can't shrink any more.
+fn sealed_size(fd: &OwnedFd) -> Result<u64> {
+    let seals =
+        fcntl_get_seals(fd).map_err(|errno| os_error(ErrorKind::Region, MAP, "the descriptor is no memfd", errno))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        let message = "the memfd is not sealed against shrinking";
+        return Err(Error::new(ErrorKind::Region, MAP, message));
+    }
+    let stat = fstat(fd).map_err(|errno| os_error(ErrorKind::Region, MAP, "the memfd has no size", errno))?;
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// The page size a mapping of the descriptor is made of: offsets and lengths must be multiples of it,
+/// or a huge page is mapped that `munmap` then refuses to give back.
+fn page_of(fd: &OwnedFd) -> Result<u64> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
+    let stat = fstatfs(fd).map_err(|errno| os_error(ErrorKind::Region, MAP, "the memfd has no page size", errno))?;
+    let huge = u64::try_from(stat.f_type).is_ok_and(|kind| kind & 0xFFFF_FFFF == HUGETLBFS_MAGIC);
+    let page = u64::try_from(stat.f_bsize).unwrap_or(0);
+    Ok(if huge { page.max(page_bytes()) } else { page_bytes() })
 }
 
 fn allocate_in(len: u64, page: u64, flags: MemfdFlags, huge: HugePages) -> Result<Arc<HostRegion>, Errno> {
     let size = len.checked_next_multiple_of(page).ok_or(Errno::OVERFLOW)?;
     let fd = sealed_memfd("pdkv-pool", size, flags)?;
-    let mapping = map_whole(&fd, size, true, huge)?;
+    let mapping = map_range(&fd, 0, size, true, huge)?;
     let base = mapping.base();
     let shared = Shared {
-        fd,
+        fd: Arc::new(fd),
+        fd_offset: 0,
         region_offset: 0,
         len,
     };
@@ -122,8 +129,8 @@ fn allocate_in(len: u64, page: u64, flags: MemfdFlags, huge: HugePages) -> Resul
     ))
 }
 
-fn map_whole(fd: &OwnedFd, len: u64, writable: bool, huge: HugePages) -> Result<Mapping, Errno> {
-    let mapping = Mapping::shared(fd.as_fd(), len as usize, writable)?;
+fn map_range(fd: &OwnedFd, offset: u64, len: u64, writable: bool, huge: HugePages) -> Result<Mapping, Errno> {
+    let mapping = Mapping::shared(fd.as_fd(), offset, len as usize, writable)?;
     if huge == HugePages::Try {
         mapping.advise_huge();
     }

@@ -1,6 +1,6 @@
 //! A peer process of this host, held by pidfd so that its number can't come to mean another one.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -137,6 +137,13 @@ impl Process {
                 errno,
             ),
         }
+    }
+}
+
+/// The pidfd: readable once the process has ended, for poll loops.
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 }
 

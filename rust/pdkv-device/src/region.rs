@@ -22,23 +22,27 @@ pub struct HostRegion {
     len: u64,
     writable: bool,
     serial: u64,
+    #[expect(dead_code, reason = "held for its drop")]
     backing: Backing,
     shared: Option<Shared>,
 }
 
 /// What keeps the bytes mapped.
-#[expect(dead_code, reason = "both are held for their drop")]
+#[expect(dead_code, reason = "held for its drop")]
 pub(crate) enum Backing {
     /// Our own mapping, unmapped with the region.
     Mapping(Mapping),
     /// Somebody else's memory; the keeper is dropped with the region.
     Foreign(Box<dyn Any + Send + Sync>),
+    /// The region this one is a part of.
+    Whole(Arc<HostRegion>),
 }
 
-/// The part of a region that lives in a memfd: `len` bytes from the descriptor's offset 0 lie at
+/// The part of a region that lives in a memfd: `len` bytes from the descriptor's `fd_offset` on lie at
 /// `region_offset`.
 pub(crate) struct Shared {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) fd_offset: u64,
     pub(crate) region_offset: u64,
     pub(crate) len: u64,
 }
@@ -46,9 +50,11 @@ pub(crate) struct Shared {
 /// The part of a region that a peer on this host can map.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPart<'a> {
-    /// The sealed memfd; its first byte is the region's byte at `region_offset`.
+    /// The sealed memfd; its byte at `fd_offset` is the region's byte at `region_offset`.
     pub fd: BorrowedFd<'a>,
-    /// Where in the region the memfd begins.
+    /// Where in the memfd the shared part begins: 0 unless the region is a [`part`](HostRegion::part).
+    pub fd_offset: u64,
+    /// Where in the region the shared part begins.
     pub region_offset: u64,
     /// How many bytes of the region lie in the memfd.
     pub fd_len: u64,
@@ -140,6 +146,36 @@ impl HostRegion {
         found
     }
 
+    /// A region of `len` bytes of this one from `offset` on, shared as far as this one is. It keeps this
+    /// one alive.
+    ///
+    /// # Errors
+    /// `Region` when the range is empty or does not lie inside.
+    pub fn part(self: &Arc<Self>, offset: u64, len: u64) -> Result<Arc<Self>> {
+        let source = self.source("part", offset, len)?;
+        check_range("part", source.expose_provenance() as u64, len)?;
+        let shared = self.shared.as_ref().and_then(|shared| {
+            let start = offset.max(shared.region_offset);
+            let end = (offset + len).min(shared.region_offset + shared.len);
+            (start < end).then(|| Shared {
+                fd: Arc::clone(&shared.fd),
+                fd_offset: shared.fd_offset + (start - shared.region_offset),
+                region_offset: start - offset,
+                len: end - start,
+            })
+        });
+        let whole = Backing::Whole(Arc::clone(self));
+        let mut registry = registry::lock();
+        Ok(Self::assemble(
+            &mut registry,
+            source.cast_mut(),
+            len,
+            self.writable,
+            whole,
+            shared,
+        ))
+    }
+
     /// The number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
@@ -156,15 +192,11 @@ impl HostRegion {
         self.writable
     }
 
-    /// Whether pdkv made the mapping itself, as a pool or of a peer's memory.
-    pub fn owned(&self) -> bool {
-        matches!(self.backing, Backing::Mapping(_))
-    }
-
     /// The part of the region that a peer on this host can map.
     pub fn shared(&self) -> Option<SharedPart<'_>> {
         self.shared.as_ref().map(|shared| SharedPart {
             fd: shared.fd.as_fd(),
+            fd_offset: shared.fd_offset,
             region_offset: shared.region_offset,
             fd_len: shared.len,
         })

@@ -124,6 +124,57 @@ fn memory_handed_in_as_an_address_is_found_in_its_pool() {
 }
 
 #[test]
+fn a_part_is_mapped_from_its_own_offset() {
+    for huge in [HugePages::Never, HugePages::Try] {
+        let pool = HostRegion::allocate(BYTES, huge).unwrap();
+        pool.write_at(0, &noise(1, BYTES)).unwrap();
+        let part = pool.part(5000, 20_000).unwrap();
+        let inner = part.part(100, 9000).unwrap();
+        drop((pool, part));
+        let shared = inner.shared().unwrap();
+        assert_eq!((shared.fd_offset, shared.region_offset, shared.fd_len), (5100, 0, 9000));
+        let fd = shared.fd.try_clone_to_owned().unwrap();
+        let view = HostRegion::map_peer_at(fd, shared.fd_offset, shared.fd_len, true).unwrap();
+        let mut got = vec![0; 9000];
+        view.read_at(0, &mut got).unwrap();
+        assert!(got == noise(1, 14_100)[5100..]);
+        view.write_at(8999, b"!").unwrap();
+        inner.read_at(8999, &mut got[..1]).unwrap();
+        assert_eq!(got[0], b'!');
+        assert_eq!(inner.part(1, 9000).unwrap_err().kind(), ErrorKind::Region);
+        assert_eq!(inner.part(1, 0).unwrap_err().kind(), ErrorKind::Region);
+        let fd = inner.shared().unwrap().fd.try_clone_to_owned().unwrap();
+        let (start, beyond) = (inner.shared().unwrap().fd_offset, 4 * BYTES);
+        for (offset, len) in [(start, beyond), (beyond, 1), (u64::MAX, 1)] {
+            let error = HostRegion::map_peer_at(fd.try_clone().unwrap(), offset, len, true).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Region);
+        }
+    }
+}
+
+#[test]
+fn dropped_mappings_are_gone_from_the_address_space() {
+    let mapped = |address: u64| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines()
+            .any(|line| line.starts_with(&format!("{address:08x}-")) && line.contains("pdkv-pool"))
+    };
+    for huge in [HugePages::Never, HugePages::Try] {
+        // A size of its own, so that nothing else of this process comes to lie at the same place.
+        let pool = HostRegion::allocate(13 << 20, huge).unwrap();
+        let fd = pool.shared().unwrap().fd.try_clone_to_owned().unwrap();
+        let view = HostRegion::map_peer(fd, (13 << 20) - 4097, false).unwrap();
+        let (ours, theirs) = (pool.address(), view.address());
+        assert!(
+            mapped(ours) || mapped(theirs),
+            "neighbours may have merged, but not both"
+        );
+        drop((pool, view));
+        assert!(!mapped(ours) && !mapped(theirs));
+    }
+}
+
+#[test]
 fn descriptors_beyond_what_is_expected_are_refused_and_closed() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();

@@ -62,7 +62,8 @@ impl HostRegion {
         // memory without a gap, and by contract nobody writes it meanwhile.
         let fd = unsafe { move_pages(first, last) }?;
         let shared = Shared {
-            fd,
+            fd: Arc::new(fd),
+            fd_offset: 0,
             region_offset: first - address,
             len: last - first,
         };

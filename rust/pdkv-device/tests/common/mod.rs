@@ -88,9 +88,12 @@ pub(crate) fn skipped(test: &str, reason: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
 }
 
-/// A different byte for each place.
+/// Bytes that differ from place to place and from seed to seed; the period is no power of two.
 pub(crate) fn noise(seed: u64, len: u64) -> Vec<u8> {
-    (0..len)
-        .map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
-        .collect()
+    let tile: Vec<u8> = (0..65_537)
+        .map(|i: u64| ((i + seed * 31).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .collect();
+    let mut bytes = tile.repeat(len.div_ceil(65_537) as usize);
+    bytes.truncate(len as usize);
+    bytes
 }
