@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod block_table;
+pub mod capability;
 pub mod config;
 pub mod digest;
 pub mod dtype;

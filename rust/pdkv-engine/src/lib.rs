@@ -1,2 +1,35 @@
 //! The transfer engine: registry, peers, transports and progress threads around `pdkv-core`.
+//!
+//! All decisions are `pdkv-core`'s, all unsafe operations `pdkv-device`'s. Here they meet real
+//! sockets, threads and time. Nothing in this crate knows Python.
 #![forbid(unsafe_code)]
+
+mod accept;
+mod cache;
+mod channel;
+mod clock;
+mod completion;
+mod config;
+mod connect;
+mod engine;
+mod export;
+mod local;
+mod mover;
+mod peer;
+mod pull;
+mod raw;
+mod reactor;
+mod registry;
+mod remote;
+mod shared;
+mod stats;
+mod transfer;
+mod transport;
+
+pub use cache::{KvCache, PullOptions};
+pub use config::{EngineConfig, TransportKind};
+pub use engine::{Engine, Region, RegionDescriptor};
+pub use export::Export;
+pub use peer::{LinkInfo, LocalSpan, Peer, RawOptions, RemoteSpan};
+pub use stats::EngineStats;
+pub use transfer::{Path, Transfer, TransferState, TransferStats};

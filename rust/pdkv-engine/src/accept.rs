@@ -1,0 +1,115 @@
+//! What a new connection turns out to be: a peer's control channel, or one of its data streams.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use mio::net::TcpStream;
+use pdkv_core::id::PeerKey;
+use pdkv_core::node::Role;
+use pdkv_core::session;
+use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Process;
+
+use crate::channel::Channel;
+use crate::connect::{STREAM_READY, fresh_token, hello_of};
+use crate::shared::{PeerEntry, Shared};
+use crate::transport::tcp::Socket;
+
+pub(crate) enum Welcome {
+    /// A control channel, now known to the engine.
+    Peer {
+        key: PeerKey,
+        stream: Arc<TcpStream>,
+        decoder: FrameDecoder,
+    },
+    /// A data stream, now served by a thread of its own.
+    Stream,
+}
+
+/// Judges the first frame of a connection.
+pub(crate) fn welcome(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    mut decoder: FrameDecoder,
+    first: Message,
+) -> Result<Welcome> {
+    match first {
+        Message::Hello(hello) => {
+            let stream = Arc::new(stream);
+            let key = greet(shared, &stream, *hello)?;
+            decoder.set_cap(MAX_FRAME);
+            Ok(Welcome::Peer { key, stream, decoder })
+        }
+        Message::StreamHello(hello) => join(shared, stream, &decoder, hello).map(|()| Welcome::Stream),
+        other => Err(Error::new(
+            ErrorKind::Handshake,
+            "accept",
+            format!("a connection began with `{}`", other.name()),
+        )),
+    }
+}
+
+fn greet(shared: &Arc<Shared>, stream: &Arc<TcpStream>, hello: Hello) -> Result<PeerKey> {
+    let token = fresh_token()?;
+    let process = process_of(&hello);
+    let key = shared.new_peer_key();
+    // The answer lists what is registered; whatever is registered later is advertised to the peers
+    // that are entered here. Both happen under one lock, so nothing falls between.
+    shared.drive(|state, now| {
+        let mut channel = Channel::new(Arc::clone(stream));
+        match session::accept(&hello_of(shared), token, hello) {
+            Ok((answer, established)) => {
+                channel.send(&answer)?;
+                let name = established.remote.name.clone();
+                state.peers.insert(
+                    key,
+                    PeerEntry {
+                        channel,
+                        name,
+                        token: Some(token),
+                        link: None,
+                        process,
+                    },
+                );
+                state.node.peer_up(now, key, Role::Owner, established.remote_peer());
+                Ok(key)
+            }
+            Err((refusal, error)) => {
+                channel.send(&refusal)?;
+                Err(error)
+            }
+        }
+    })
+}
+
+/// The peer's process, when it runs on this host: only such a one can write our memory behind our
+/// back, so only for such a one must its end be watched.
+fn process_of(hello: &Hello) -> Option<Arc<Process>> {
+    let here = pdkv_device::host_facts();
+    let same = !here.boot_id.is_empty() && here.boot_id == hello.host.boot_id;
+    let ours = hello.host.pid == std::process::id() && here.pid_namespace == hello.host.pid_namespace;
+    if !same || ours {
+        return None;
+    }
+    Process::open(hello.host.pid).ok().map(Arc::new)
+}
+
+fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: StreamHello) -> Result<()> {
+    let refuse = |why| Err(Error::new(ErrorKind::Handshake, "data stream", why));
+    let Some(peer) = shared.peer_of_token(hello.token) else {
+        return refuse("the token is of no session");
+    };
+    if decoder.pending() > 0 {
+        return refuse("the stream sent more than its hello before it was answered");
+    }
+    let stream = std::net::TcpStream::from(stream);
+    let socket = Socket::new(OwnedFd::from(stream.try_clone().map_err(broken)?))?;
+    (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
+    shared.serve_stream(peer, socket)
+}
+
+fn broken(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::PeerLost, "data stream", "the stream broke at its start").with_source(error)
+}

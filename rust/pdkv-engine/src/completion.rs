@@ -1,0 +1,60 @@
+//! Telling event loops that transfers ended: a queue of ids and an event fd that is readable while
+//! the queue isn't empty. The fd exists only once somebody asked for it, so that an engine nobody
+//! polls pays nothing per transfer.
+
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+use pdkv_core::id::TransferId;
+use pdkv_core::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, eventfd};
+
+#[derive(Default)]
+pub(crate) struct Completions {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    fd: Option<OwnedFd>,
+    ended: Vec<TransferId>,
+}
+
+impl Completions {
+    /// The event fd, made at the first call. The caller gets a duplicate and owns it.
+    pub(crate) fn fd(&self) -> Result<OwnedFd> {
+        let fail = |error: std::io::Error| {
+            Error::new(ErrorKind::Capacity, "completion_fd", "no event fd can be made").with_source(error)
+        };
+        let mut inner = self.inner.lock().expect("no holder panics");
+        if inner.fd.is_none() {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| fail(e.into()))?;
+            inner.fd = Some(fd);
+        }
+        inner.fd.as_ref().expect("made above").try_clone().map_err(fail)
+    }
+
+    /// Records an ended transfer and makes the fd readable. Without an fd nothing is kept.
+    pub(crate) fn push(&self, transfer: TransferId) {
+        let mut inner = self.inner.lock().expect("no holder panics");
+        if inner.fd.is_none() {
+            return;
+        }
+        inner.ended.push(transfer);
+        if inner.ended.len() == 1
+            && let Some(fd) = &inner.fd
+        {
+            // The counter can't overflow: it is written only when the queue was empty.
+            let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The transfers that ended since the last call, oldest first; clears the fd.
+    pub(crate) fn take(&self) -> Vec<TransferId> {
+        let mut inner = self.inner.lock().expect("no holder panics");
+        if let Some(fd) = &inner.fd {
+            let _ = rustix::io::read(fd, &mut [0_u8; 8]);
+        }
+        std::mem::take(&mut inner.ended)
+    }
+}

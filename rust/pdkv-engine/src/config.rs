@@ -1,0 +1,183 @@
+//! What an engine is asked to be. Every knob says its meaning, unit, default and cost; a bad value
+//! refuses the start instead of being defaulted away.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+pub use pdkv_core::capability::TransportKind;
+use pdkv_core::{Error, ErrorKind, Result};
+
+/// Settings of one engine.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Where to listen, `host:port`; port 0 lets the system choose. `None`: only connect.
+    /// Default `127.0.0.1:0`.
+    pub listen: Option<String>,
+    /// Transports that may be used, best first. Default: all of them.
+    pub transports: Vec<TransportKind>,
+    /// Copy threads shared by all one-sided transfers. Default: half the cores, 1 to 4.
+    pub threads: usize,
+    /// Data streams per peer of the tcp transport, one thread at each end. Default 2.
+    pub tcp_streams: usize,
+    /// Listen beyond loopback although nothing is encrypted or authenticated yet. Default false.
+    pub insecure: bool,
+    /// How often an idle control channel says it is alive. Default 1 s; costs one small message.
+    pub heartbeat: Duration,
+    /// Silence after which a peer counts as lost. Default 10 s; must exceed two heartbeats.
+    pub peer_timeout: Duration,
+    /// The longest a granted claim may pin an export. Default 120 s.
+    pub max_claim: Duration,
+    /// How long the progress thread polls after traffic before it sleeps. Default 50 µs; buys
+    /// latency with CPU, and only while messages flow.
+    pub spin: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            listen: Some("127.0.0.1:0".to_owned()),
+            transports: TransportKind::ALL.to_vec(),
+            threads: (cores / 2).clamp(1, 4),
+            tcp_streams: 2,
+            insecure: false,
+            heartbeat: Duration::from_secs(1),
+            peer_timeout: Duration::from_secs(10),
+            max_claim: Duration::from_secs(120),
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Checks every setting.
+    ///
+    /// # Errors
+    /// `Config` naming the setting and the accepted values.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::Config, "config", what).with_hint(hint));
+        if self.transports.is_empty() {
+            return bad(
+                "`transports` is empty",
+                "name at least one of `inproc`, `shm`, `cma`, `tcp`",
+            );
+        }
+        if !(1..=64).contains(&self.threads) {
+            return bad(&format!("`threads` is `{}`", self.threads), "choose 1 to 64");
+        }
+        if !(1..=64).contains(&self.tcp_streams) {
+            return bad(&format!("`tcp_streams` is `{}`", self.tcp_streams), "choose 1 to 64");
+        }
+        if self.heartbeat.is_zero() || self.peer_timeout < self.heartbeat * 2 {
+            return bad(
+                &format!(
+                    "`peer_timeout` {:?} is under two heartbeats of {:?}",
+                    self.peer_timeout, self.heartbeat
+                ),
+                "a peer may miss one heartbeat without being lost",
+            );
+        }
+        if self.spin > Duration::from_millis(10) {
+            return bad(
+                &format!("`spin` is {:?}", self.spin),
+                "at most 10 ms: it is CPU burnt while idle",
+            );
+        }
+        Ok(())
+    }
+
+    /// Resolves `listen`, refusing anything beyond loopback unless `insecure` says so by name.
+    pub(crate) fn listen_address(&self) -> Result<Option<SocketAddr>> {
+        let Some(text) = &self.listen else { return Ok(None) };
+        let address = resolve(text, "listen")?;
+        if !address.ip().is_loopback() && !self.insecure {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "listen",
+                format!("`{text}` is reachable from other hosts and the control channel is not encrypted"),
+            )
+            .with_hint("listen on 127.0.0.1, or pass `insecure=True` on a network you trust"));
+        }
+        Ok(Some(address))
+    }
+}
+
+/// Turns `host:port` into an address.
+pub(crate) fn resolve(text: &str, operation: &'static str) -> Result<SocketAddr> {
+    let mut found = text.to_socket_addrs().map_err(|error| {
+        Error::new(
+            ErrorKind::Config,
+            operation,
+            format!("`{text}` is not a usable `host:port`"),
+        )
+        .with_hint("write it like `127.0.0.1:7000` or `[::1]:7000`")
+        .with_source(error)
+    })?;
+    found.next().ok_or_else(|| {
+        Error::new(
+            ErrorKind::PeerUnreachable,
+            operation,
+            format!("`{text}` resolves to no address"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_loopback_needs_the_word_insecure() {
+        let mut config = EngineConfig {
+            listen: Some("0.0.0.0:0".into()),
+            ..EngineConfig::default()
+        };
+        assert_eq!(config.listen_address().unwrap_err().kind(), ErrorKind::Config);
+        config.insecure = true;
+        assert!(config.listen_address().unwrap().is_some());
+    }
+
+    #[test]
+    fn bad_settings_are_named() {
+        for (config, name) in [
+            (
+                EngineConfig {
+                    threads: 0,
+                    ..EngineConfig::default()
+                },
+                "threads",
+            ),
+            (
+                EngineConfig {
+                    tcp_streams: 65,
+                    ..EngineConfig::default()
+                },
+                "tcp_streams",
+            ),
+            (
+                EngineConfig {
+                    transports: vec![],
+                    ..EngineConfig::default()
+                },
+                "transports",
+            ),
+            (
+                EngineConfig {
+                    peer_timeout: Duration::from_millis(1),
+                    ..EngineConfig::default()
+                },
+                "peer_timeout",
+            ),
+            (
+                EngineConfig {
+                    spin: Duration::from_secs(1),
+                    ..EngineConfig::default()
+                },
+                "spin",
+            ),
+        ] {
+            let error = config.validate().unwrap_err();
+            assert!(error.message().contains(name), "{error}");
+        }
+    }
+}

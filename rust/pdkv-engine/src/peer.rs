@@ -1,0 +1,510 @@
+//! A peer we connected to: the ways into its memory, and the raw one-sided verbs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use pdkv_core::capability::Wish;
+use pdkv_core::id::{Incarnation, PeerKey, RegionId};
+use pdkv_core::plan::Plan;
+use pdkv_core::reference::Reference;
+use pdkv_core::span::Span;
+use pdkv_core::wire::{Advertise, MAX_NOTIFY, Message, Notify, RegionAdvert};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::HostRegion;
+
+use crate::config::TransportKind;
+use crate::local::LocalDoor;
+use crate::pull::INLINE_BYTES;
+use crate::raw::Raw;
+use crate::remote::{Remote, RemoteRegion};
+use crate::shared::Shared;
+use crate::transfer::{Transfer, TransferCore, TransferStats};
+use crate::transport::onesided::OneSided;
+use crate::transport::work::Program;
+use crate::transport::{Direction, Need, Way, Work, pick};
+
+/// A range of a region registered here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalSpan {
+    /// The region.
+    pub region: RegionId,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A range of a region registered at the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSpan {
+    /// The region, in the peer's numbering.
+    pub region: RegionId,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// How a raw transfer is to be done.
+#[derive(Clone, Debug)]
+pub struct RawOptions {
+    /// Time the transfer may take.
+    pub timeout: Duration,
+    /// Only this transport.
+    pub require: Option<TransportKind>,
+}
+
+impl Default for RawOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(30),
+            require: None,
+        }
+    }
+}
+
+/// One transport towards a peer, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// Which.
+    pub transport: TransportKind,
+    /// Whether it can be used with this peer at all.
+    pub usable: bool,
+    /// What it rides on, or the reason against it.
+    pub detail: String,
+}
+
+/// Our way into one peer, shared by all handles and by the progress thread.
+pub(crate) struct PeerLink {
+    pub(crate) key: PeerKey,
+    pub(crate) address: String,
+    pub(crate) remote: Remote,
+    pub(crate) ways: Vec<Way>,
+    /// The one-sided links once more, for raw operations that run in the caller.
+    pub(crate) direct: Vec<Arc<OneSided>>,
+    pub(crate) door: Option<LocalDoor>,
+    /// The peer's engine, when it lives in this process.
+    pub(crate) inproc: Option<std::sync::Weak<Shared>>,
+    pub(crate) lost: AtomicBool,
+    pub(crate) cause: Mutex<Option<Error>>,
+}
+
+impl PeerLink {
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if !self.lost.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let cause = self
+            .cause
+            .lock()
+            .expect("no holder panics")
+            .as_ref()
+            .map(|error| error.message().to_owned());
+        Err(Error::new(
+            ErrorKind::PeerLost,
+            "peer",
+            format!("the peer `{}` is gone: {}", self.remote.name, cause.unwrap_or_default()),
+        )
+        .with_hint("connect() again; a restarted engine is another incarnation"))
+    }
+
+    /// The peer is lost: its mappings go now, without waiting for a successor.
+    pub(crate) fn die(&self, error: &Error) {
+        self.cause
+            .lock()
+            .expect("no holder panics")
+            .get_or_insert_with(|| error.clone());
+        self.lost.store(true, Ordering::Release);
+        self.remote.forget_all();
+        for way in &self.ways {
+            if let Ok(link) = &way.link {
+                link.shut_down();
+            }
+        }
+    }
+
+    /// Takes in newly registered memory of the peer; shared parts are mapped in the background.
+    pub(crate) fn learn(self: &Arc<Self>, shared: &Arc<Shared>, advertise: &Advertise) {
+        let unmapped = self.note(advertise);
+        if unmapped.is_empty() {
+            return;
+        }
+        let (link, regions) = (Arc::clone(self), unmapped.clone());
+        if let Err(error) = shared.movers.task(move || link.map(&regions)) {
+            for region in unmapped {
+                region.settle(Err(error.message().to_owned()));
+            }
+        }
+    }
+
+    /// Enters the adverts; returns the regions whose shared part waits to be mapped.
+    pub(crate) fn note(&self, advertise: &Advertise) -> Vec<Arc<RemoteRegion>> {
+        let mut unmapped = Vec::new();
+        for advert in &advertise.regions {
+            // Registering while a peer connects can advertise the same region twice.
+            if self.remote.region(advert.id).is_some() {
+                continue;
+            }
+            let region = Arc::new(self.remote_region(advert));
+            if self.inproc.is_none() && advert.shared.is_some() {
+                unmapped.push(Arc::clone(&region));
+            }
+            self.remote.add_region(region);
+        }
+        for cache in &advertise.caches {
+            self.remote.add_cache(cache.clone());
+        }
+        unmapped
+    }
+
+    fn remote_region(&self, advert: &RegionAdvert) -> RemoteRegion {
+        let engine = self.inproc.as_ref().and_then(std::sync::Weak::upgrade);
+        if let Some(local) = engine.and_then(|engine| engine.registry.region(advert.id).ok()) {
+            return RemoteRegion::inproc(advert.id, Arc::clone(&local.memory), advert.raw_access);
+        }
+        let shared = advert.shared.map(|extent| (extent.offset, extent.len));
+        RemoteRegion::new(advert.id, advert.len, advert.base_address, advert.raw_access, shared)
+    }
+
+    /// Maps the shared parts of these regions. Blocks on the peer's local socket.
+    pub(crate) fn map(&self, regions: &[Arc<RemoteRegion>]) {
+        let wanted: Vec<_> = regions.iter().map(|region| (region.id, region.len)).collect();
+        let outcome = match &self.door {
+            Some(door) => door.map(&wanted).map_err(|error| error.to_string()),
+            None => Err("the peer's local socket can't be reached".to_owned()),
+        };
+        let mut mapped = outcome.map(|list| list.into_iter().collect::<std::collections::BTreeMap<_, _>>());
+        for region in regions {
+            region.settle(match &mut mapped {
+                Ok(found) => found
+                    .remove(&region.id)
+                    .ok_or_else(|| "the peer handed out no descriptor".to_owned()),
+                Err(reason) => Err(reason.clone()),
+            });
+        }
+    }
+}
+
+/// A connection to another engine, made by [`Engine::connect`](crate::Engine::connect).
+#[derive(Clone)]
+pub struct Peer {
+    pub(crate) link: Arc<PeerLink>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Peer {
+    /// The peer's name.
+    pub fn name(&self) -> &str {
+        &self.link.remote.name
+    }
+
+    /// The address it was reached at.
+    pub fn address(&self) -> &str {
+        &self.link.address
+    }
+
+    /// The peer's life.
+    pub fn incarnation(&self) -> Incarnation {
+        self.link.remote.incarnation
+    }
+
+    /// Whether the connection stands.
+    pub fn alive(&self) -> bool {
+        !self.link.lost.load(Ordering::Acquire)
+    }
+
+    /// Every transport of this engine: usable with this peer, or why not.
+    pub fn links(&self) -> Vec<LinkInfo> {
+        let info = |way: &Way| LinkInfo {
+            transport: way.kind,
+            usable: way.link.is_ok(),
+            detail: way.link.as_ref().map_or_else(Clone::clone, |link| link.detail()),
+        };
+        self.link.ways.iter().map(info).collect()
+    }
+
+    /// Reads the peer's spans into local ones, pairwise. Small reads over a one-sided transport are
+    /// done when this returns.
+    ///
+    /// # Errors
+    /// `Region`, `Layout` (lengths that disagree), `Unsupported`, `PeerLost`, `Closed`.
+    pub fn read(
+        &self,
+        dst: &[LocalSpan],
+        src: &[RemoteSpan],
+        notify: Option<&[u8]>,
+        options: &RawOptions,
+    ) -> Result<Transfer> {
+        self.raw(Direction::Read, dst, src, notify, options)
+    }
+
+    /// Writes local spans into the peer's, pairwise. The notification, if any, is delivered after
+    /// the last byte.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write(
+        &self,
+        dst: &[RemoteSpan],
+        src: &[LocalSpan],
+        notify: Option<&[u8]>,
+        options: &RawOptions,
+    ) -> Result<Transfer> {
+        self.raw(Direction::Write, src, dst, notify, options)
+    }
+
+    fn raw(
+        &self,
+        direction: Direction,
+        local: &[LocalSpan],
+        remote: &[RemoteSpan],
+        notify: Option<&[u8]>,
+        options: &RawOptions,
+    ) -> Result<Transfer> {
+        let posted = Instant::now();
+        self.shared.check_open("raw transfer")?;
+        self.link.check_alive()?;
+        check_notify(notify)?;
+        let here = Table::build(
+            local,
+            |span| (span.region, span.offset, span.len),
+            |id| self.shared.registry.region(id).map(|region| Arc::clone(&region.memory)),
+        )?;
+        let there = Table::build(
+            remote,
+            |span| (span.region, span.offset, span.len),
+            |id| self.remote_region(id),
+        )?;
+        let bytes = local.iter().map(|span| span.len).fold(0, u64::saturating_add);
+        if let ([near], [far], None) = (local, remote, notify)
+            && near.len == far.len
+            && bytes <= INLINE_BYTES
+            && let Some(direct) = self.direct(&there.regions, options.require)
+        {
+            let (here, there) = (&here.regions[0], &there.regions[0]);
+            direct.copy_one(direction, (here, near.offset), (there, far.offset), bytes)?;
+            let elapsed = posted.elapsed().as_secs_f64() * 1e6;
+            let stats = TransferStats {
+                bytes,
+                runs: 1,
+                wire_us: elapsed,
+                post_us: elapsed,
+                ..Default::default()
+            };
+            let core = TransferCore::finished(Raw::new_id(), Arc::clone(direct.path()), stats);
+            return Ok(Transfer::new(Arc::new(core), &self.shared));
+        }
+        let wish = Wish {
+            require: options.require,
+            require_direct: false,
+        };
+        let need = Need {
+            wish,
+            bytes,
+            runs: local.len() as u64,
+        };
+        let (link, path) = pick(&self.link.ways, &there.regions, need)?;
+        let plan = match direction {
+            Direction::Read => Plan::spans(
+                &there.spans,
+                &there.sizes(RemoteRegion::len),
+                &here.spans,
+                &here.sizes(HostRegion::len),
+            ),
+            Direction::Write => Plan::spans(
+                &here.spans,
+                &here.sizes(HostRegion::len),
+                &there.spans,
+                &there.sizes(RemoteRegion::len),
+            ),
+        }?;
+        let core = Arc::new(TransferCore::new(path));
+        core.edit_stats(|stats| stats.plan_us = posted.elapsed().as_secs_f64() * 1e6);
+        let small = plan.total_bytes() <= INLINE_BYTES;
+        let deadline = self.shared.clock.now().saturating_add(options.timeout);
+        let notice = notify.map(<[u8]>::to_vec);
+        self.shared.drive(|state, _| {
+            state.raw.begin(&core, self.link.key, deadline, notice);
+        });
+        let work = Arc::new(Work::new(
+            Arc::clone(&core),
+            Arc::clone(&self.shared),
+            direction,
+            Program::Joint(plan),
+            here.regions,
+            there.regions,
+        ));
+        if small && link.ready_inline(&work) {
+            link.run_inline(&work);
+        } else {
+            link.start(work);
+        }
+        core.edit_stats(|stats| stats.post_us = posted.elapsed().as_secs_f64() * 1e6);
+        Ok(Transfer::new(core, &self.shared))
+    }
+
+    /// The best one-sided link that reaches the regions now, without weighing or waiting: for
+    /// operations so small that the choice would cost more than the copy.
+    fn direct(&self, regions: &[Arc<RemoteRegion>], require: Option<TransportKind>) -> Option<&Arc<OneSided>> {
+        let fits = |link: &&Arc<OneSided>| require.is_none_or(|kind| link.serves(kind)) && link.ready(regions);
+        self.link.direct.iter().find(fits)
+    }
+
+    fn remote_region(&self, id: RegionId) -> Result<Arc<RemoteRegion>> {
+        let region = self.link.remote.find(|remote| remote.region(id)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Region,
+                "raw transfer",
+                format!("the peer `{}` has no region `{id}`", self.name()),
+            )
+            .with_hint("it was deregistered, or the descriptor is of another engine")
+        })?;
+        if !region.raw_access {
+            return Err(Error::new(
+                ErrorKind::Region,
+                "raw transfer",
+                format!("region `{id}` of the peer holds KV blocks"),
+            )
+            .with_hint("KV blocks move by reference: pull() an export or push() to an offer"));
+        }
+        Ok(region)
+    }
+
+    /// Sends small bytes to the peer's application.
+    ///
+    /// # Errors
+    /// `Capacity` for more than 1 MiB, `PeerLost`, `Closed`.
+    pub fn notify(&self, bytes: &[u8]) -> Result<()> {
+        check_notify(Some(bytes))?;
+        self.with_channel(|entry| entry.channel.send(&Message::Notify(Notify { bytes: bytes.to_vec() })))
+    }
+
+    fn with_channel<T>(&self, send: impl FnOnce(&mut crate::shared::PeerEntry) -> Result<T>) -> Result<T> {
+        self.shared.check_open("peer")?;
+        self.link.check_alive()?;
+        let mut state = self.shared.lock();
+        match state.peers.get_mut(&self.link.key) {
+            Some(entry) => send(entry),
+            None => Err(Error::new(
+                ErrorKind::PeerLost,
+                "peer",
+                format!("the peer `{}` is gone", self.name()),
+            )),
+        }
+    }
+
+    /// Tells the owner that this consumer won't come; frees the export at once. Doing it twice is
+    /// no error.
+    ///
+    /// # Errors
+    /// `PeerLost`, `Closed`.
+    pub fn reject(&self, reference: &Reference) -> Result<()> {
+        self.shared.check_open("reject")?;
+        self.link.check_alive()?;
+        let consumer = self.shared.next_consumer();
+        self.shared
+            .drive(|state, _| state.node.reject(self.link.key, reference.clone(), consumer))
+    }
+
+    /// Asks the owner to extend the lease; blocks for its answer. Returns what remains.
+    ///
+    /// # Errors
+    /// The owner's refusal; `TransferTimeout` when no answer came in time; `PeerLost`, `Closed`.
+    pub fn renew(&self, reference: &Reference, lease: Duration, timeout: Duration) -> Result<Duration> {
+        self.shared.check_open("renew")?;
+        self.link.check_alive()?;
+        let (answer, answered) = mpsc::channel();
+        self.shared.drive(|state, _| {
+            let request = state.node.renew_remote(self.link.key, reference.clone(), lease)?;
+            state.raw.expect_renewal(request, answer);
+            Ok::<_, Error>(())
+        })?;
+        answered.recv_timeout(timeout).unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::TransferTimeout,
+                "renew",
+                "the owner did not answer in time",
+            ))
+        })
+    }
+
+    /// Ends the connection; running transfers with the peer fail.
+    pub fn close(&self) {
+        let error = Error::new(
+            ErrorKind::PeerLost,
+            "close",
+            format!("the connection to `{}` was closed here", self.name()),
+        );
+        self.shared.hang_up(self.link.key, &error);
+    }
+}
+
+fn check_notify(bytes: Option<&[u8]>) -> Result<()> {
+    match bytes {
+        Some(bytes) if bytes.len() > MAX_NOTIFY => Err(Error::new(
+            ErrorKind::Capacity,
+            "notify",
+            format!(
+                "a notification of `{}` bytes, at most `{MAX_NOTIFY}` are sent",
+                bytes.len()
+            ),
+        )
+        .with_hint("notifications name things; move data with read() and write()")
+        .with_retry(pdkv_core::Retry::Never)),
+        _ => Ok(()),
+    }
+}
+
+/// Spans with their regions numbered in order of appearance.
+struct Table<R> {
+    regions: Vec<Arc<R>>,
+    spans: Vec<Span>,
+}
+
+impl<R> Table<R> {
+    fn build<S: Copy>(
+        spans: &[S],
+        parts: impl Fn(S) -> (RegionId, u64, u64),
+        find: impl Fn(RegionId) -> Result<Arc<R>>,
+    ) -> Result<Self> {
+        let mut table = Self {
+            regions: Vec::new(),
+            spans: Vec::with_capacity(spans.len()),
+        };
+        let mut ids: Vec<RegionId> = Vec::new();
+        let mut last = (None, 0);
+        for &span in spans {
+            let (id, offset, len) = parts(span);
+            if last.0 != Some(id) {
+                let index = ids.iter().position(|&known| known == id).map_or_else(
+                    || {
+                        table.regions.push(find(id)?);
+                        ids.push(id);
+                        Ok::<_, Error>(ids.len() - 1)
+                    },
+                    Ok,
+                )?;
+                last = (Some(id), index as u32);
+            }
+            table.spans.push(Span {
+                region: last.1,
+                offset,
+                len,
+            });
+        }
+        Ok(table)
+    }
+
+    fn sizes(&self, len: impl Fn(&R) -> u64) -> Vec<u64> {
+        self.regions.iter().map(|region| len(region)).collect()
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.alive() { "connected" } else { "lost" };
+        write!(f, "Peer({}, {}, {state})", self.name(), self.address())
+    }
+}

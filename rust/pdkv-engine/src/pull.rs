@@ -1,0 +1,108 @@
+//! From a granted claim to moving bytes: the plan is built from both block tables, then given to
+//! the chosen link, or run on the spot when it is small.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pdkv_core::block_table::BlockTable;
+use pdkv_core::layout::KvLayout;
+use pdkv_core::plan::{PageWalk, Plan, Selection, WireOrder};
+use pdkv_core::wire::Grant;
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::HostRegion;
+
+use crate::config::TransportKind;
+use crate::remote::RemoteRegion;
+use crate::shared::Shared;
+use crate::transfer::TransferCore;
+use crate::transport::work::Program;
+use crate::transport::{Direction, Link, Work};
+
+/// Work up to this size is moved by the thread that learns of the grant: cheaper than waking one.
+pub(crate) const INLINE_BYTES: u64 = 256 << 10;
+/// Plans over more block runs than this are built off the progress thread.
+const INLINE_RUNS: usize = 1 << 10;
+
+/// A posted transfer that waits for its grant.
+pub(crate) struct PendingMove {
+    pub(crate) direction: Direction,
+    pub(crate) link: Arc<dyn Link>,
+    pub(crate) layout: Arc<KvLayout>,
+    pub(crate) memory: Vec<Arc<HostRegion>>,
+    pub(crate) blocks: BlockTable,
+    pub(crate) remote_layout: Arc<KvLayout>,
+    pub(crate) remote: Vec<Arc<RemoteRegion>>,
+    pub(crate) selection: Selection,
+    pub(crate) order: WireOrder,
+}
+
+impl PendingMove {
+    /// Starts the movers. Every path from here ends in `Shared::moved` exactly once.
+    pub(crate) fn start(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: Grant) {
+        if self.blocks.runs().len() <= INLINE_RUNS {
+            self.launch(shared, core, &grant);
+            return;
+        }
+        let (again, mine) = (Arc::clone(shared), Arc::clone(core));
+        if let Err(error) = shared.movers.task(move || self.launch(&again, &mine, &grant)) {
+            shared.moved_id(core.id(), core, Err(error));
+        }
+    }
+
+    fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {
+        let started = Instant::now();
+        let program = match self.program(grant) {
+            Ok(program) => program,
+            Err(error) => return shared.moved_id(core.id(), core, Err(error)),
+        };
+        core.edit_stats(|stats| stats.plan_us = started.elapsed().as_secs_f64() * 1e6);
+        let small = program.total_bytes() <= INLINE_BYTES;
+        let link = self.link;
+        let work = Arc::new(Work::new(
+            Arc::clone(core),
+            Arc::clone(shared),
+            self.direction,
+            program,
+            self.memory,
+            self.remote,
+        ));
+        if small && link.ready_inline(&work) {
+            link.run_inline(&work);
+        } else {
+            link.start(work);
+        }
+    }
+
+    fn program(&self, grant: &Grant) -> Result<Program> {
+        if self.link.kind() == TransportKind::Tcp {
+            let (layout, blocks, selection) = (&self.layout, &self.blocks, &self.selection);
+            return match self.direction {
+                Direction::Read => PageWalk::scatter(layout, blocks, selection, self.order),
+                Direction::Write => PageWalk::new(layout, blocks, selection, self.order),
+            }
+            .map(Program::Own);
+        }
+        let theirs = grant
+            .blocks
+            .as_ref()
+            .filter(|blocks| blocks.len() == self.blocks.len())
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Integrity,
+                    "grant",
+                    format!(
+                        "the grant names other than the `{}` blocks that were claimed",
+                        self.blocks.len()
+                    ),
+                )
+            })?;
+        let ours = (&*self.layout, &self.blocks);
+        let theirs = (&*self.remote_layout, theirs);
+        let (src, dst) = if self.direction == Direction::Read {
+            (theirs, ours)
+        } else {
+            (ours, theirs)
+        };
+        Plan::pages(src.0, src.1, dst.0, dst.1, &self.selection).map(Program::Joint)
+    }
+}

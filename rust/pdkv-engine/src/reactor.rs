@@ -1,0 +1,357 @@
+//! The progress thread: one per engine. It accepts, reads control channels, runs the timers, and
+//! sleeps when there is nothing to do. After traffic it polls for a moment before it sleeps, since
+//! the next message of an exchange is usually on its way.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind as IoKind, Read};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use pdkv_core::id::PeerKey;
+use pdkv_core::wire::{FrameDecoder, Message};
+use pdkv_core::{Error, ErrorKind, Result};
+
+use crate::accept::{Welcome, welcome};
+use crate::shared::Shared;
+
+pub(crate) const WAKE: Token = Token(0);
+const LISTENER: Token = Token(1);
+const LOCAL: Token = Token(2);
+const FIRST: usize = 3;
+
+/// Connections that haven't said yet what they are; more are turned away.
+const MAX_STRANGERS: usize = 256;
+/// Local-socket connections being answered at once.
+const MAX_LOCAL: usize = 64;
+/// How long a stranger may take to say what it is.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A connection that a caller made and the progress thread takes over.
+pub(crate) struct Arrival {
+    pub(crate) key: PeerKey,
+    pub(crate) stream: Arc<TcpStream>,
+    pub(crate) decoder: FrameDecoder,
+}
+
+enum Conn {
+    Stranger {
+        stream: TcpStream,
+        decoder: FrameDecoder,
+        until: Instant,
+    },
+    Peer {
+        key: PeerKey,
+        stream: Arc<TcpStream>,
+        decoder: FrameDecoder,
+    },
+}
+
+pub(crate) struct Reactor {
+    shared: Arc<Shared>,
+    poll: Poll,
+    listener: Option<TcpListener>,
+    local: Option<UnixListener>,
+    local_busy: Arc<AtomicUsize>,
+    conns: BTreeMap<usize, Conn>,
+    next: usize,
+    buffer: Vec<u8>,
+}
+
+impl Reactor {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        poll: Poll,
+        mut listener: Option<TcpListener>,
+        local: Option<UnixListener>,
+    ) -> Result<Self> {
+        if let Some(listener) = &mut listener {
+            poll.registry()
+                .register(listener, LISTENER, Interest::READABLE)
+                .map_err(start)?;
+        }
+        if let Some(local) = &local {
+            use std::os::fd::AsRawFd;
+            poll.registry()
+                .register(&mut SourceFd(&local.as_raw_fd()), LOCAL, Interest::READABLE)
+                .map_err(start)?;
+        }
+        Ok(Self {
+            shared,
+            poll,
+            listener,
+            local,
+            local_busy: Arc::default(),
+            conns: BTreeMap::new(),
+            next: FIRST,
+            buffer: vec![0; 256 << 10],
+        })
+    }
+
+    /// Runs until the engine is closed.
+    pub(crate) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let spin = self.shared.config.spin;
+        let mut busy_until = Instant::now();
+        let mut sleep = self.shared.tick();
+        while !self.shared.closed.load(Ordering::Acquire) {
+            let spinning = Instant::now() < busy_until;
+            let timeout = if spinning {
+                Some(Duration::ZERO)
+            } else {
+                self.stranger_timeout(sleep)
+            };
+            match self.poll.poll(&mut events, timeout) {
+                Ok(()) => {}
+                Err(error) if error.kind() == IoKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(%error, "the progress thread can't poll any more");
+                    break;
+                }
+            }
+            if spinning && events.is_empty() {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut traffic = false;
+            for event in &events {
+                match event.token() {
+                    WAKE => self.arrive(),
+                    LISTENER => self.accept(),
+                    LOCAL => self.accept_local(),
+                    Token(id) => {
+                        traffic = true;
+                        self.serve(id, event.is_writable());
+                    }
+                }
+            }
+            self.send_strangers_away();
+            sleep = self.shared.tick();
+            if traffic {
+                busy_until = Instant::now() + spin;
+            }
+        }
+        self.local = None;
+        self.listener = None;
+    }
+
+    fn stranger_timeout(&self, sleep: Option<Duration>) -> Option<Duration> {
+        let strangers = self.conns.values().any(|conn| matches!(conn, Conn::Stranger { .. }));
+        if strangers {
+            Some(sleep.map_or(PATIENCE, |sleep| sleep.min(Duration::from_millis(500))))
+        } else {
+            sleep
+        }
+    }
+
+    fn send_strangers_away(&mut self) {
+        let now = Instant::now();
+        self.conns
+            .retain(|_, conn| !matches!(conn, Conn::Stranger { until, .. } if *until <= now));
+    }
+
+    fn insert(&mut self, conn: Conn) -> usize {
+        let id = self.next;
+        self.next += 1;
+        self.conns.insert(id, conn);
+        id
+    }
+
+    /// Takes over the connections that callers made.
+    fn arrive(&mut self) {
+        let arrivals = std::mem::take(&mut *self.shared.arrivals.lock().expect("no holder panics"));
+        for Arrival { key, stream, decoder } in arrivals {
+            let id = self.next;
+            if self.register(&stream, id).is_ok() {
+                self.insert(Conn::Peer { key, stream, decoder });
+                // What came in before the registration raises no event of its own.
+                self.serve(id, true);
+            }
+        }
+    }
+
+    fn register(&self, stream: &TcpStream, id: usize) -> std::io::Result<()> {
+        use std::os::fd::AsRawFd;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll
+            .registry()
+            .register(&mut SourceFd(&stream.as_raw_fd()), Token(id), interest)
+    }
+
+    fn accept(&mut self) {
+        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
+            let strangers = self
+                .conns
+                .values()
+                .filter(|conn| matches!(conn, Conn::Stranger { .. }))
+                .count();
+            if strangers >= MAX_STRANGERS {
+                continue;
+            }
+            let _ = stream.set_nodelay(true);
+            let id = self.next;
+            if self.register(&stream, id).is_ok() {
+                let until = Instant::now() + PATIENCE;
+                self.insert(Conn::Stranger {
+                    stream,
+                    decoder: FrameDecoder::before_hello(),
+                    until,
+                });
+                self.serve(id, false);
+            }
+        }
+    }
+
+    fn accept_local(&mut self) {
+        while let Some(Ok((stream, _))) = self.local.as_ref().map(UnixListener::accept) {
+            let busy = Arc::clone(&self.local_busy);
+            if busy.fetch_add(1, Ordering::AcqRel) >= MAX_LOCAL {
+                busy.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let shared = Arc::clone(&self.shared);
+            let free = Arc::clone(&busy);
+            let answered = self.shared.movers.task(move || {
+                if let Err(error) = crate::local::answer(&shared, stream) {
+                    tracing::debug!(%error, "local socket");
+                }
+                busy.fetch_sub(1, Ordering::AcqRel);
+            });
+            if answered.is_err() {
+                free.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Reads what a connection has, until it has no more.
+    fn serve(&mut self, id: usize, writable: bool) {
+        let Some(conn) = self.conns.remove(&id) else { return };
+        let kept = match conn {
+            Conn::Stranger { stream, decoder, until } => self.serve_stranger(stream, decoder, until),
+            Conn::Peer { key, stream, decoder } => self.serve_peer(key, stream, decoder, writable),
+        };
+        if let Some(conn) = kept {
+            self.conns.insert(id, conn);
+        }
+    }
+
+    fn serve_stranger(&mut self, stream: TcpStream, mut decoder: FrameDecoder, until: Instant) -> Option<Conn> {
+        loop {
+            match decoder.next() {
+                Ok(Some(message)) => match welcome(&self.shared, stream, decoder, message) {
+                    Ok(Welcome::Peer { key, stream, decoder }) => return self.serve_peer(key, stream, decoder, true),
+                    Ok(Welcome::Stream) => return None,
+                    Err(error) => {
+                        tracing::debug!(%error, "a connection was turned away");
+                        return None;
+                    }
+                },
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "a stranger doesn't speak pdkv");
+                    return None;
+                }
+            }
+            match self.read(&stream) {
+                Ok(0) => return Some(Conn::Stranger { stream, decoder, until }),
+                Ok(count) => decoder.push(&self.buffer[..count]),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn serve_peer(
+        &mut self,
+        key: PeerKey,
+        stream: Arc<TcpStream>,
+        mut decoder: FrameDecoder,
+        writable: bool,
+    ) -> Option<Conn> {
+        let outcome = self.exchange(key, &stream, &mut decoder, writable);
+        match outcome {
+            Ok(true) => Some(Conn::Peer { key, stream, decoder }),
+            Ok(false) => None,
+            Err(error) => {
+                self.shared.peer_lost(key, &error);
+                None
+            }
+        }
+    }
+
+    /// `Ok(false)`: the peer was closed from our side meanwhile.
+    fn exchange(
+        &mut self,
+        key: PeerKey,
+        stream: &TcpStream,
+        decoder: &mut FrameDecoder,
+        writable: bool,
+    ) -> Result<bool> {
+        if writable {
+            let mut state = self.shared.lock();
+            let Some(entry) = state.peers.get_mut(&key) else {
+                return Ok(false);
+            };
+            entry.channel.flush()?;
+        }
+        loop {
+            while let Some(message) = decoder.next()? {
+                if !self.hand_over(key, message)? {
+                    return Ok(false);
+                }
+            }
+            let count = self.read(stream)?;
+            if count == 0 {
+                return Ok(true);
+            }
+            decoder.push(&self.buffer[..count]);
+        }
+    }
+
+    fn hand_over(&self, key: PeerKey, message: Message) -> Result<bool> {
+        self.shared.drive(|state, now| {
+            if !state.peers.contains_key(&key) {
+                return Ok(false);
+            }
+            state.node.handle(now, key, message).map(|()| true)
+        })
+    }
+
+    /// Reads once. `Ok(0)`: nothing there now. The end of the stream is an error.
+    fn read(&mut self, mut stream: &TcpStream) -> Result<usize> {
+        loop {
+            match stream.read(&mut self.buffer) {
+                Ok(0) => {
+                    return Err(Error::new(
+                        ErrorKind::PeerLost,
+                        "control channel",
+                        "the peer closed the connection",
+                    ));
+                }
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == IoKind::WouldBlock => return Ok(0),
+                Err(error) if error.kind() == IoKind::Interrupted => {}
+                Err(error) => {
+                    return Err(Error::new(
+                        ErrorKind::PeerLost,
+                        "control channel",
+                        "the connection to the peer broke",
+                    )
+                    .with_source(error));
+                }
+            }
+        }
+    }
+}
+
+fn start(error: std::io::Error) -> Error {
+    Error::new(
+        ErrorKind::Capacity,
+        "start",
+        "the progress thread can't watch its sockets",
+    )
+    .with_source(error)
+}

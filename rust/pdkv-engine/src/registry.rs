@@ -1,0 +1,172 @@
+//! The memory this engine offers: regions and caches with ids that are never used twice.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use pdkv_core::id::{CacheId, RegionId};
+use pdkv_core::layout::KvLayout;
+use pdkv_core::shard::Shard;
+use pdkv_core::wire::{CacheAdvert, RegionAdvert, SharedExtent};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::HostRegion;
+
+/// One registered region.
+pub(crate) struct LocalRegion {
+    pub(crate) id: RegionId,
+    pub(crate) name: String,
+    pub(crate) memory: Arc<HostRegion>,
+    pub(crate) raw_access: bool,
+}
+
+/// One registered KV cache.
+pub(crate) struct LocalCache {
+    pub(crate) id: CacheId,
+    pub(crate) layout: Arc<KvLayout>,
+    pub(crate) regions: Vec<RegionId>,
+    pub(crate) memory: Vec<Arc<HostRegion>>,
+    pub(crate) shard: Shard,
+    pub(crate) model: String,
+    pub(crate) fingerprint: [u8; 32],
+}
+
+#[derive(Default)]
+pub(crate) struct Registry {
+    next: AtomicU64,
+    book: RwLock<Book>,
+}
+
+#[derive(Default)]
+struct Book {
+    regions: BTreeMap<RegionId, Arc<LocalRegion>>,
+    caches: BTreeMap<CacheId, Arc<LocalCache>>,
+}
+
+impl Registry {
+    fn id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn add_region(&self, name: String, memory: Arc<HostRegion>, raw_access: bool) -> Arc<LocalRegion> {
+        let region = Arc::new(LocalRegion {
+            id: RegionId(self.id()),
+            name,
+            memory,
+            raw_access,
+        });
+        self.book
+            .write()
+            .expect("no holder panics")
+            .regions
+            .insert(region.id, Arc::clone(&region));
+        region
+    }
+
+    pub(crate) fn add_cache(&self, make: impl FnOnce(CacheId) -> LocalCache) -> Arc<LocalCache> {
+        let cache = Arc::new(make(CacheId(self.id())));
+        self.book
+            .write()
+            .expect("no holder panics")
+            .caches
+            .insert(cache.id, Arc::clone(&cache));
+        cache
+    }
+
+    /// Forgets a region; `false` when it was forgotten before.
+    pub(crate) fn remove_region(&self, id: RegionId) -> bool {
+        self.book
+            .write()
+            .expect("no holder panics")
+            .regions
+            .remove(&id)
+            .is_some()
+    }
+
+    /// Forgets a cache and its regions; `None` when it was forgotten before.
+    pub(crate) fn remove_cache(&self, id: CacheId) -> Option<Arc<LocalCache>> {
+        let mut book = self.book.write().expect("no holder panics");
+        let cache = book.caches.remove(&id)?;
+        for region in &cache.regions {
+            book.regions.remove(region);
+        }
+        Some(cache)
+    }
+
+    pub(crate) fn region(&self, id: RegionId) -> Result<Arc<LocalRegion>> {
+        self.book
+            .read()
+            .expect("no holder panics")
+            .regions
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| unknown("region", id.0))
+    }
+
+    pub(crate) fn cache(&self, id: CacheId) -> Result<Arc<LocalCache>> {
+        self.book
+            .read()
+            .expect("no holder panics")
+            .caches
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| unknown("cache", id.0))
+    }
+
+    /// The memory of a region that peers may read and write as they like.
+    pub(crate) fn raw_region(&self, id: RegionId) -> Result<Arc<HostRegion>> {
+        let region = self.region(id)?;
+        if !region.raw_access {
+            return Err(Error::new(
+                ErrorKind::Region,
+                "raw access",
+                format!("region `{id}` holds KV blocks"),
+            )
+            .with_hint("KV blocks move by reference: export them and let the peer pull"));
+        }
+        Ok(Arc::clone(&region.memory))
+    }
+
+    /// Everything, as it goes into a hello.
+    pub(crate) fn adverts(&self) -> (Vec<RegionAdvert>, Vec<CacheAdvert>) {
+        let book = self.book.read().expect("no holder panics");
+        (
+            book.regions.values().map(|r| r.advert()).collect(),
+            book.caches.values().map(|c| c.advert()).collect(),
+        )
+    }
+}
+
+impl LocalRegion {
+    pub(crate) fn advert(&self) -> RegionAdvert {
+        let shared = self.memory.shared();
+        RegionAdvert {
+            id: self.id,
+            len: self.memory.len(),
+            base_address: self.memory.address(),
+            shared: shared.map(|part| SharedExtent {
+                offset: part.region_offset,
+                len: part.fd_len,
+            }),
+            raw_access: self.raw_access,
+            name: self.name.clone(),
+        }
+    }
+}
+
+impl LocalCache {
+    pub(crate) fn advert(&self) -> CacheAdvert {
+        CacheAdvert {
+            id: self.id,
+            layout: (*self.layout).clone(),
+            regions: self.regions.clone(),
+            shard: self.shard.clone(),
+            fingerprint: self.fingerprint,
+            model: self.model.clone(),
+        }
+    }
+}
+
+fn unknown(what: &str, id: u64) -> Error {
+    Error::new(ErrorKind::Region, "look up", format!("{what} `{id}` is not registered"))
+        .with_hint("it was deregistered, or the id belongs to another engine")
+}

@@ -1,0 +1,288 @@
+//! The initiator's end of the data streams.
+
+use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex};
+
+use pdkv_core::plan::Plan;
+use pdkv_core::span::Span;
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::IoBatch;
+
+use super::codec::{MAX_SPANS, Request, Response, Target, Verb, WireSpan};
+use super::socket::Socket;
+use crate::config::TransportKind;
+use crate::mover::Movers;
+use crate::remote::RemoteRegion;
+use crate::transport::work::Program;
+use crate::transport::{Direction, Link, Work};
+
+/// Requests kept in flight on one stream, so that the owner never waits for the next one.
+const DEPTH: usize = 2;
+
+/// How to open one more stream to the peer.
+pub(crate) trait Dial: Send + Sync {
+    fn open(&self) -> Result<Socket>;
+}
+
+pub(crate) struct TcpLink {
+    streams: usize,
+    family: &'static str,
+    dial: Box<dyn Dial>,
+    idle: Mutex<Vec<Socket>>,
+    movers: Arc<Movers>,
+}
+
+impl TcpLink {
+    pub(crate) fn new(streams: usize, family: &'static str, dial: Box<dyn Dial>, movers: Arc<Movers>) -> Self {
+        Self {
+            streams,
+            family,
+            dial,
+            idle: Mutex::new(Vec::new()),
+            movers,
+        }
+    }
+
+    fn take(&self) -> Result<Socket> {
+        let idle = self.idle.lock().expect("no holder panics").pop();
+        idle.map_or_else(|| self.dial.open(), Ok)
+    }
+
+    /// Moves until the work is used up, then gives the stream back; on any failure the stream is
+    /// closed, for it may be in the middle of a frame.
+    fn run(&self, work: &Work) -> Result<()> {
+        let socket = self.take()?;
+        let mut stream = Stream {
+            socket: &socket,
+            work,
+            batch: IoBatch::new(),
+            sent: VecDeque::with_capacity(DEPTH),
+        };
+        let outcome = stream.run();
+        if outcome.is_ok() {
+            self.idle.lock().expect("no holder panics").push(socket);
+        }
+        outcome
+    }
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn detail(&self) -> String {
+        format!("{} {} streams", self.streams, self.family)
+    }
+
+    fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn start(self: Arc<Self>, work: Arc<Work>) {
+        let hands = self
+            .streams
+            .min(usize::try_from(work.turns()).unwrap_or(usize::MAX))
+            .max(1);
+        work.employ(hands);
+        for _ in 0..hands {
+            let (link, mine) = (Arc::clone(&self), Arc::clone(&work));
+            let task = move || {
+                if let Err(error) = link.run(&mine) {
+                    mine.fail(error);
+                }
+                mine.leave();
+            };
+            if let Err(error) = self.movers.task(task) {
+                work.fail(error);
+                work.leave();
+            }
+        }
+    }
+
+    fn ready_inline(&self, _work: &Work) -> bool {
+        false
+    }
+
+    fn run_inline(self: Arc<Self>, work: &Arc<Work>) {
+        work.employ(1);
+        if let Err(error) = self.run(work) {
+            work.fail(error);
+        }
+        work.leave();
+    }
+
+    fn shut_down(&self) {
+        self.idle.lock().expect("no holder panics").clear();
+    }
+}
+
+/// One thread's turn on one stream.
+struct Stream<'a> {
+    socket: &'a Socket,
+    work: &'a Work,
+    batch: IoBatch<'a>,
+    /// Requests whose answer is still to come, oldest first.
+    sent: VecDeque<(Range<u64>, u64)>,
+}
+
+impl Stream<'_> {
+    fn run(&mut self) -> Result<()> {
+        loop {
+            while self.sent.len() < DEPTH
+                && let Some(units) = self.work.claim()
+            {
+                self.post(units)?;
+            }
+            let Some((units, bytes)) = self.sent.pop_front() else {
+                return Ok(());
+            };
+            self.settle(&units, bytes)?;
+            self.work.add_bytes(bytes);
+        }
+    }
+
+    /// Sends one request; for writes, with its payload.
+    fn post(&mut self, units: Range<u64>) -> Result<()> {
+        match &self.work.program {
+            Program::Own(walk) => {
+                let bytes = walk.unit_bytes() * (units.end - units.start);
+                let target = Target::Claim {
+                    transfer: self.work.id(),
+                    first_unit: units.start,
+                    units: units.end - units.start,
+                };
+                self.send(target, bytes, &[], units)
+            }
+            Program::Joint(plan) => self.post_spans(plan, units),
+        }
+    }
+
+    /// Names the peer's spans one by one, in as many requests as it takes.
+    fn post_spans(&mut self, plan: &Plan, units: Range<u64>) -> Result<()> {
+        for start in units.clone().step_by(MAX_SPANS) {
+            let part = start..(start + MAX_SPANS as u64).min(units.end);
+            let (mut spans, mut count, mut bytes) = (Vec::new(), 0_u32, 0);
+            let flow = plan.walk(part.clone(), |run| {
+                let far = if self.work.direction == Direction::Read {
+                    run.src
+                } else {
+                    run.dst
+                };
+                let region = self.work.remote[far.region as usize].id;
+                WireSpan {
+                    region,
+                    offset: far.offset,
+                    len: run.len,
+                }
+                .encode(&mut spans);
+                count += 1;
+                bytes += run.len;
+                ControlFlow::Continue(())
+            });
+            debug_assert!(flow.is_continue());
+            if self.sent.len() == DEPTH
+                && let Some((units, bytes)) = self.sent.pop_front()
+            {
+                self.settle(&units, bytes)?;
+                self.work.add_bytes(bytes);
+            }
+            self.send(Target::Spans { count }, bytes, &spans, part)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, target: Target, bytes: u64, spans: &[u8], units: Range<u64>) -> Result<()> {
+        let verb = if self.work.direction == Direction::Read {
+            Verb::Get
+        } else {
+            Verb::Put
+        };
+        let mut head = Request { verb, target, bytes }.encode().to_vec();
+        head.extend_from_slice(spans);
+        self.socket.write_all(&head, &self.work.core.stop)?;
+        if verb == Verb::Put {
+            self.payload(&units)?;
+        }
+        self.sent.push_back((units, bytes));
+        Ok(())
+    }
+
+    /// Reads the answer to the oldest request; for reads, with its payload.
+    fn settle(&mut self, units: &Range<u64>, bytes: u64) -> Result<()> {
+        let stop = &self.work.core.stop;
+        let mut raw = [0; Response::SIZE];
+        self.socket.read_exact(&mut raw, stop)?;
+        let response = Response::decode(&raw)?;
+        if response.code != 0 {
+            let mut message = vec![0; usize::from(response.message_len)];
+            self.socket.read_exact(&mut message, stop)?;
+            return Err(response.error(&message));
+        }
+        if response.bytes != bytes {
+            return Err(Error::new(
+                ErrorKind::Integrity,
+                "tcp",
+                format!(
+                    "the peer holds `{}` bytes for units that are `{bytes}` bytes here",
+                    response.bytes
+                ),
+            )
+            .with_hint("the two layouts mean different things; compare the fingerprints"));
+        }
+        if self.work.direction == Direction::Read {
+            self.payload(units)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Scatters the next bytes of the stream into our pages, or gathers them from there.
+    fn payload(&mut self, units: &Range<u64>) -> Result<()> {
+        let (work, socket, batch) = (self.work, self.socket, &mut self.batch);
+        let mut each = |span: Span| -> Result<()> {
+            if batch.push(&work.local[span.region as usize], span.offset, span.len)? {
+                flush(work, socket, batch)?;
+            }
+            Ok(())
+        };
+        let mut failure = None;
+        let mut visit = |span: Span| match each(span) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+        };
+        let _ = match &work.program {
+            Program::Own(walk) => walk.walk(units.clone(), visit),
+            Program::Joint(plan) => plan.walk(units.clone(), |run| {
+                let near = if work.direction == Direction::Read {
+                    run.dst
+                } else {
+                    run.src
+                };
+                visit(Span {
+                    region: near.region,
+                    offset: near.offset,
+                    len: run.len,
+                })
+            }),
+        };
+        failure.map_or(Ok(()), Err)?;
+        if self.batch.is_empty() {
+            Ok(())
+        } else {
+            flush(work, socket, &mut self.batch)
+        }
+    }
+}
+
+fn flush(work: &Work, socket: &Socket, batch: &mut IoBatch<'_>) -> Result<()> {
+    work.add_runs(batch.pieces() as u64);
+    match work.direction {
+        Direction::Read => batch.recv_all(socket.fd(), &work.core.stop).map(drop),
+        Direction::Write => batch.send_all(socket.fd(), &[], &work.core.stop).map(drop),
+    }
+}

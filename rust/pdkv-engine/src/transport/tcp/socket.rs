@@ -1,0 +1,51 @@
+//! A connected data stream, TCP or Unix-domain: small exact reads and writes that give up when told
+//! to stop. The payload itself goes through `pdkv_device::IoBatch`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use pdkv_core::Result;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::Shutdown;
+
+/// How long one look at the stop flag may be delayed.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// One data stream, closed on drop.
+pub(crate) struct Socket {
+    fd: OwnedFd,
+}
+
+impl Socket {
+    /// Takes a connected stream and makes it blocking, in slices.
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self> {
+        pdkv_device::configure_stream(fd.as_fd(), SLICE)?;
+        // Requests are small and somebody waits for each; Unix-domain streams have no such option.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        Ok(Self { fd })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Wakes and ends whatever waits on the stream, at both ends.
+    pub(crate) fn shut_down(&self) {
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Sleeps until there is something to read or the stream ended; costs nothing while idle.
+    pub(crate) fn wait_idle(&self) {
+        while let Err(Errno::INTR) = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None) {}
+    }
+
+    pub(crate) fn read_exact(&self, buffer: &mut [u8], stop: &AtomicBool) -> Result<()> {
+        pdkv_device::recv_exact(self.fd(), buffer, stop)
+    }
+
+    pub(crate) fn write_all(&self, buffer: &[u8], stop: &AtomicBool) -> Result<()> {
+        pdkv_device::send_exact(self.fd(), buffer, stop)
+    }
+}

@@ -1,0 +1,196 @@
+//! The work of one transfer while bytes move: a proven plan, the memory on both ends, and a counter
+//! from which threads take unit ranges until nothing is left.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use pdkv_core::id::TransferId;
+use pdkv_core::plan::{PageWalk, Plan};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::HostRegion;
+
+use crate::remote::{Mapped, RemoteRegion};
+use crate::shared::Shared;
+use crate::transfer::TransferCore;
+
+/// Which way the bytes go, seen from the engine that does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the peer's memory into ours.
+    Read,
+    /// From our memory into the peer's.
+    Write,
+}
+
+/// What is to be moved, in units that threads can take in any order.
+pub(crate) enum Program {
+    /// Both sides' places are known: one-sided transports, and raw spans on any transport.
+    Joint(Plan),
+    /// Our own pages in an order that the peer walks too: claims on a two-sided transport.
+    Own(PageWalk),
+}
+
+impl Program {
+    pub(crate) fn unit_count(&self) -> u64 {
+        match self {
+            Self::Joint(plan) => plan.unit_count(),
+            Self::Own(walk) => walk.unit_count(),
+        }
+    }
+
+    pub(crate) fn total_bytes(&self) -> u64 {
+        match self {
+            Self::Joint(plan) => plan.total_bytes(),
+            Self::Own(walk) => walk.total_bytes(),
+        }
+    }
+}
+
+/// At most this many bytes are one turn of a copy thread: about a millisecond.
+const CHUNK_BYTES: u64 = 4 << 20;
+
+pub(crate) struct Work {
+    pub(crate) core: Arc<TransferCore>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) direction: Direction,
+    pub(crate) program: Program,
+    /// By the program's region index on our side.
+    pub(crate) local: Vec<Arc<HostRegion>>,
+    /// By the program's region index on the peer's side.
+    pub(crate) remote: Vec<Arc<RemoteRegion>>,
+    started: Instant,
+    chunk_units: u64,
+    next: AtomicU64,
+    hands: AtomicUsize,
+    bytes: AtomicU64,
+    runs: AtomicU64,
+    failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    mapped: OnceLock<Vec<Option<Mapped>>>,
+}
+
+impl Work {
+    pub(crate) fn new(
+        core: Arc<TransferCore>,
+        shared: Arc<Shared>,
+        direction: Direction,
+        program: Program,
+        local: Vec<Arc<HostRegion>>,
+        remote: Vec<Arc<RemoteRegion>>,
+    ) -> Self {
+        let units = program.unit_count().max(1);
+        let unit_bytes = (program.total_bytes() / units).max(1);
+        Self {
+            core,
+            shared,
+            direction,
+            local,
+            remote,
+            started: Instant::now(),
+            chunk_units: (CHUNK_BYTES / unit_bytes).max(1),
+            next: AtomicU64::new(0),
+            hands: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            runs: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            mapped: OnceLock::new(),
+            program,
+        }
+    }
+
+    pub(crate) fn id(&self) -> TransferId {
+        self.core.id()
+    }
+
+    /// Says how many threads will call [`leave`](Self::leave). Before any of them starts.
+    pub(crate) fn employ(&self, hands: usize) {
+        self.hands.store(hands, Ordering::Relaxed);
+        self.core.begin_moving();
+    }
+
+    /// How many turns the whole work takes.
+    pub(crate) fn turns(&self) -> u64 {
+        self.program.unit_count().div_ceil(self.chunk_units)
+    }
+
+    /// The mappings of the remote regions, waiting for those still being made. `wanted` is false
+    /// for links that never use a mapping.
+    pub(crate) fn mapped(&self, wanted: bool) -> Result<&[Option<Mapped>]> {
+        if let Some(mapped) = self.mapped.get() {
+            return Ok(mapped);
+        }
+        let find = |region: &Arc<RemoteRegion>| {
+            if wanted {
+                region.mapped(&self.core).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let mapped = self.remote.iter().map(find).collect::<Result<Vec<_>>>()?;
+        Ok(self.mapped.get_or_init(|| mapped))
+    }
+
+    /// The next range of units, until none is left, something failed or the transfer is to stop.
+    pub(crate) fn claim(&self) -> Option<Range<u64>> {
+        if self.failed.load(Ordering::Relaxed) || self.core.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let start = self.next.fetch_add(self.chunk_units, Ordering::Relaxed);
+        let count = self.program.unit_count();
+        (start < count).then(|| start..(start + self.chunk_units).min(count))
+    }
+
+    pub(crate) fn add_bytes(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts contiguous pieces for the figures.
+    pub(crate) fn add_runs(&self, runs: u64) {
+        self.runs.fetch_add(runs, Ordering::Relaxed);
+    }
+
+    /// Keeps the first failure; the others are its consequences.
+    pub(crate) fn fail(&self, error: Error) {
+        self.failure.lock().expect("no holder panics").get_or_insert(error);
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// One thread has stopped touching memory for this work. The last one reports the end.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        if self.hands.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.moved(self, self.result());
+        }
+    }
+
+    fn result(&self) -> Result<u64> {
+        if let Some(error) = self.failure.lock().expect("no holder panics").take() {
+            return Err(error);
+        }
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let expected = self.program.total_bytes();
+        self.core.edit_stats(|stats| {
+            stats.bytes = bytes;
+            stats.runs = self.runs.load(Ordering::Relaxed);
+            stats.wire_us = self.started.elapsed().as_secs_f64() * 1e6;
+        });
+        if self.core.stop.load(Ordering::Relaxed) && bytes < expected {
+            return Err(Error::new(
+                ErrorKind::TransferCancelled,
+                "move",
+                "stopped before the last byte",
+            ));
+        }
+        if bytes != expected {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "move",
+                format!("placed `{bytes}` bytes of a plan of `{expected}`"),
+            ));
+        }
+        self.core.placed();
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,200 @@
+//! Two engines with caches whose every byte tells where it belongs.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pdkv_core::block_table::BlockTable;
+use pdkv_core::dtype::DType;
+use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
+use pdkv_core::shard::Shard;
+use pdkv_device::{HostRegion, HugePages};
+use pdkv_engine::{Engine, EngineConfig, KvCache, Peer, TransportKind};
+
+pub(crate) const LAYERS: u64 = 3;
+pub(crate) const BLOCKS: u32 = 64;
+pub(crate) const HEADS: u64 = 2;
+pub(crate) const TOKENS: u64 = 4;
+pub(crate) const CONTENT: u64 = 32;
+pub(crate) const BLOCK_BYTES: u64 = HEADS * TOKENS * CONTENT;
+
+/// Where a cache's memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Shared,
+    Private,
+}
+
+pub(crate) fn memory_for(kind: TransportKind) -> Memory {
+    if kind == TransportKind::Shm {
+        Memory::Shared
+    } else {
+        Memory::Private
+    }
+}
+
+pub(crate) fn engine(name: &str, kinds: &[TransportKind]) -> Engine {
+    let config = EngineConfig {
+        transports: kinds.to_vec(),
+        heartbeat: Duration::from_millis(200),
+        peer_timeout: Duration::from_secs(20),
+        ..EngineConfig::default()
+    };
+    Engine::new(name, config).expect("an engine starts")
+}
+
+/// Memory that nobody else frees: leaked on purpose, tests are short.
+pub(crate) fn private(len: u64) -> Arc<HostRegion> {
+    let bytes = vec![0_u8; len as usize].leak();
+    // SAFETY: leaked, so mapped, readable and writable for ever; the slice is not used again.
+    unsafe { HostRegion::from_raw(bytes.as_mut_ptr() as u64, len, Box::new(())) }.expect("a region")
+}
+
+pub(crate) fn allocate(memory: Memory, len: u64) -> Arc<HostRegion> {
+    match memory {
+        Memory::Shared => HostRegion::allocate(len, HugePages::Never).expect("a pool"),
+        Memory::Private => private(len),
+    }
+}
+
+/// `[B, H, N, C]`, one tensor a layer, all in one region.
+pub(crate) fn layout(address: u64) -> KvLayout {
+    let shape = vec![u64::from(BLOCKS), HEADS, TOKENS, CONTENT];
+    let strides = [BLOCK_BYTES, TOKENS * CONTENT, CONTENT, 1]
+        .map(u64::cast_signed)
+        .to_vec();
+    let layer_bytes = u64::from(BLOCKS) * BLOCK_BYTES;
+    let tensors: Vec<_> = (0..LAYERS)
+        .map(|layer| {
+            LayerTensors::Joined(TensorFacts {
+                name: format!("layers.{layer}"),
+                address: address + layer * layer_bytes,
+                shape: shape.clone(),
+                strides_bytes: strides.clone(),
+                item_bytes: 1,
+                dtype: DType::U8,
+            })
+        })
+        .collect();
+    let request = LayoutRequest::parse("BHNC", TOKENS as u32).expect("axes");
+    let resolved = request.resolve(&tensors).expect("a layout");
+    assert!(!resolved.regions.is_empty());
+    resolved.layout
+}
+
+pub(crate) fn cache(engine: &Engine, memory: Memory) -> KvCache {
+    let len = LAYERS * u64::from(BLOCKS) * BLOCK_BYTES;
+    let region = allocate(memory, len);
+    let layout = layout(region.address());
+    // Adjacent tensors may be one region or several, as the layout decides.
+    let regions = regions_of(&region, &layout);
+    engine
+        .register_kv_cache(regions, layout, Shard::whole(LAYERS as u32, HEADS as u32), "test")
+        .expect("registers")
+}
+
+fn regions_of(region: &Arc<HostRegion>, layout: &KvLayout) -> Vec<Arc<HostRegion>> {
+    if layout.region_bytes().len() == 1 {
+        return vec![Arc::clone(region)];
+    }
+    let mut start = region.address();
+    layout
+        .region_bytes()
+        .iter()
+        .map(|&len| {
+            let keep = Box::new(Arc::clone(region));
+            // SAFETY: a part of a region that `keep` keeps mapped.
+            let part = unsafe { HostRegion::from_raw(start, len, keep) }.expect("a part");
+            start += len;
+            part
+        })
+        .collect()
+}
+
+/// The byte at one place, different for neighbours in every direction.
+pub(crate) fn byte(seed: u64, layer: u64, block: u32, at: u64) -> u8 {
+    let x = seed ^ layer << 40 ^ u64::from(block) << 20 ^ at;
+    (x.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+}
+
+fn place(cache: &KvCache, layer: u64, block: u32) -> (usize, u64) {
+    let plane = &cache.layout().layers()[layer as usize];
+    let region = plane.planes[0].region as usize;
+    (region, plane.planes[0].offset + u64::from(block) * plane.block_stride)
+}
+
+pub(crate) fn fill(cache: &KvCache, memory: &[Arc<HostRegion>], seed: u64) {
+    for layer in 0..LAYERS {
+        for block in 0..BLOCKS {
+            let bytes: Vec<u8> = (0..BLOCK_BYTES).map(|at| byte(seed, layer, block, at)).collect();
+            let (region, offset) = place(cache, layer, block);
+            memory[region].write_at(offset, &bytes).expect("in range");
+        }
+    }
+}
+
+/// The bytes of one block of one layer.
+pub(crate) fn read(cache: &KvCache, memory: &[Arc<HostRegion>], layer: u64, block: u32) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    let (region, offset) = place(cache, layer, block);
+    memory[region].read_at(offset, &mut bytes).expect("in range");
+    bytes
+}
+
+pub(crate) fn expected(seed: u64, layer: u64, block: u32) -> Vec<u8> {
+    (0..BLOCK_BYTES).map(|at| byte(seed, layer, block, at)).collect()
+}
+
+pub(crate) fn table(ids: &[u32]) -> BlockTable {
+    BlockTable::from_ids(ids)
+}
+
+/// A producer and a consumer over one transport, the producer's cache filled with `seed` 1.
+pub(crate) struct Pair {
+    pub(crate) producer: Engine,
+    pub(crate) consumer: Engine,
+    pub(crate) source: KvCache,
+    pub(crate) target: KvCache,
+    pub(crate) peer: Peer,
+}
+
+impl Pair {
+    pub(crate) fn new(kind: TransportKind) -> Self {
+        let producer = engine("producer", &[kind]);
+        let consumer = engine("consumer", &[kind]);
+        let source = cache(&producer, memory_for(kind));
+        let target = cache(&consumer, memory_for(kind));
+        fill(&source, source.memory(), 1);
+        fill(&target, target.memory(), 2);
+        let address = producer.address().expect("listens").to_owned();
+        let peer = consumer.connect(&address, Duration::from_secs(10)).expect("connects");
+        Self {
+            producer,
+            consumer,
+            source,
+            target,
+            peer,
+        }
+    }
+
+    /// Checks that exactly the blocks in `moved` (ours, theirs) came over in these layers.
+    pub(crate) fn check(&self, moved: &[(u32, u32)], layers: std::ops::Range<u64>) {
+        for layer in 0..LAYERS {
+            for block in 0..BLOCKS {
+                let from = moved
+                    .iter()
+                    .find(|(ours, _)| *ours == block)
+                    .filter(|_| layers.contains(&layer));
+                let want = from.map_or_else(|| expected(2, layer, block), |&(_, theirs)| expected(1, layer, theirs));
+                assert_eq!(
+                    read(&self.target, self.target.memory(), layer, block),
+                    want,
+                    "layer {layer} block {block}"
+                );
+            }
+        }
+    }
+}
+
+pub(crate) const LEASE: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Option<Duration> = Some(Duration::from_secs(60));

@@ -1,0 +1,157 @@
+//! One suite, every transport: what each must do, whoever moves the bytes.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{BLOCKS, LAYERS, LEASE, Pair, WAIT, allocate, memory_for, table};
+use pdkv_core::ErrorKind;
+use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
+
+/// Makes one test for each transport from one body.
+macro_rules! on_every_transport {
+    ($( $(#[$meta:meta])* fn $name:ident($kind:ident) $body:block )+) => { $(
+        mod $name {
+            use super::*;
+            fn body($kind: TransportKind) $body
+            $(#[$meta])* #[test] fn inproc() { body(TransportKind::Inproc); }
+            $(#[$meta])* #[test] fn shm() { body(TransportKind::Shm); }
+            $(#[$meta])* #[test] fn cma() { body(TransportKind::Cma); }
+            $(#[$meta])* #[test] fn tcp() { body(TransportKind::Tcp); }
+        }
+    )+ };
+}
+
+on_every_transport! {
+    fn pull_scattered_blocks(kind) {
+        let pair = Pair::new(kind);
+        let theirs = [5, 6, 7, 60, 3, 4, 0];
+        let ours = [9, 10, 40, 41, 42, 1, 63];
+        let export = pair.source.export(table(&theirs), 28, b"digest", 1, LEASE).unwrap();
+        let options = PullOptions { digest: Some(b"digest".to_vec()), ..PullOptions::default() };
+        let transfer = pair.target.pull(export.reference(), table(&ours), &options).unwrap();
+        transfer.wait(WAIT).unwrap();
+        assert_eq!(transfer.state(), TransferState::Done);
+        assert_eq!(transfer.path().transport, kind);
+        assert_eq!(transfer.destination(), "valid");
+        let stats = transfer.stats();
+        assert_eq!(stats.bytes, 7 * LAYERS * common::BLOCK_BYTES);
+        assert_eq!(stats.staged_bytes, 0);
+        let moved: Vec<_> = ours.into_iter().zip(theirs).collect();
+        pair.check(&moved, 0..LAYERS);
+        assert!(transfer.wait_quiesced(WAIT));
+        assert_eq!(export.wait(WAIT).unwrap().as_str(), "done");
+    }
+
+    fn pull_part_of_an_export(kind) {
+        let pair = Pair::new(kind);
+        let export = pair.source.export(table(&[8, 9, 10, 11]), 16, b"", 1, LEASE).unwrap();
+        let options = PullOptions { first_block: 2, layers: Some((1, 1)), ..PullOptions::default() };
+        pair.target.pull(export.reference(), table(&[0, 2]), &options).unwrap().wait(WAIT).unwrap();
+        pair.check(&[(0, 10), (2, 11)], 1..2);
+    }
+
+    fn pull_nothing_still_ends_the_lease(kind) {
+        let pair = Pair::new(kind);
+        let export = pair.source.export(table(&[]), 0, b"", 1, LEASE).unwrap();
+        pair.target.pull(export.reference(), table(&[]), &PullOptions::default()).unwrap().wait(WAIT).unwrap();
+        assert_eq!(export.wait(WAIT).unwrap().as_str(), "done");
+        pair.check(&[], 0..LAYERS);
+    }
+
+    fn push_into_an_offer(kind) {
+        // The consumer connects and pushes, so here the roles of the caches are swapped.
+        let pair = Pair::new(kind);
+        common::fill(&pair.source, pair.source.memory(), 2);
+        common::fill(&pair.target, pair.target.memory(), 1);
+        let offer = pair.source.offer(table(&[7, 50, 51, 2]), 16, b"", LEASE).unwrap();
+        let first = PullOptions { layers: Some((0, 2)), ..PullOptions::default() };
+        pair.target.push(offer.reference(), table(&[1, 2, 3, 4]), &first).unwrap().wait(WAIT).unwrap();
+        assert!(!offer.state().is_ended(), "a layer is missing");
+        let rest = PullOptions { layers: Some((2, 1)), ..PullOptions::default() };
+        pair.target.push(offer.reference(), table(&[1, 2, 3, 4]), &rest).unwrap().wait(WAIT).unwrap();
+        assert_eq!(offer.wait(WAIT).unwrap().as_str(), "filled");
+        assert!(offer.wait_quiesced(WAIT));
+        for layer in 0..LAYERS {
+            for (theirs, ours) in [(7, 1), (50, 2), (51, 3), (2, 4)] {
+                let got = common::read(&pair.source, pair.source.memory(), layer, theirs);
+                assert_eq!(got, common::expected(1, layer, ours), "layer {layer} block {theirs}");
+            }
+            assert_eq!(common::read(&pair.source, pair.source.memory(), layer, 8), common::expected(2, layer, 8));
+        }
+    }
+
+    fn raw_write_then_notification_then_read_back(kind) {
+        let pair = Pair::new(kind);
+        let here = pair.consumer.register(allocate(memory_for(kind), 1 << 20), None).unwrap();
+        let there = pair.producer.register(allocate(memory_for(kind), 1 << 20), None).unwrap();
+        let data: Vec<u8> = (0..700_000_u32).map(|i| (i * 7 % 251) as u8).collect();
+        here.memory().write_at(100, &data).unwrap();
+        let (local, remote) = (here.id(), there.describe().region);
+        let span = |offset, len| LocalSpan { region: local, offset, len };
+        let far = |offset, len| RemoteSpan { region: remote, offset, len };
+        let (to, from) = ([far(5000, 600_000), far(0, 3)], [span(100, 600_000), span(600_100, 3)]);
+        let transfer = pair.peer.write(&to, &from, Some(b"r7"), &RawOptions::default()).unwrap();
+        transfer.wait(WAIT).unwrap();
+        let note = loop {
+            if let Some(note) = pair.producer.notifications().pop() {
+                break note;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(note, ("consumer".to_owned(), b"r7".to_vec()));
+        let mut got = vec![0; 600_000];
+        there.memory().read_at(5000, &mut got).unwrap();
+        assert!(got == data[..600_000], "the bytes are there when the notification is");
+        let small = pair.peer.read(&[span(900_000, 4096)], &[far(5000, 4096)], None, &RawOptions::default()).unwrap();
+        small.wait(WAIT).unwrap();
+        let mut got = vec![0; 4096];
+        here.memory().read_at(900_000, &mut got).unwrap();
+        assert!(got == data[..4096]);
+        let outside = pair.peer.read(&[span(0, 8)], &[far((1 << 20) - 4, 8)], None, &RawOptions::default());
+        let error = outside.and_then(|transfer| transfer.wait(WAIT)).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Region | ErrorKind::Layout), "{error:?}");
+    }
+
+    fn every_bad_reference_has_its_own_error(kind) {
+        let pair = Pair::new(kind);
+        let pull = |reference: &pdkv_core::reference::Reference, digest: &[u8]| {
+            let options = PullOptions { digest: Some(digest.to_vec()), ..PullOptions::default() };
+            let transfer = pair.target.pull(reference, table(&[1]), &options)?;
+            let outcome = transfer.wait(WAIT);
+            assert_eq!(transfer.destination(), if outcome.is_ok() { "valid" } else { "untouched" });
+            outcome
+        };
+        let export = || pair.source.export(table(&[3]), 4, b"d", 1, LEASE).unwrap();
+        let used = export();
+        pull(used.reference(), b"d").unwrap();
+        assert_eq!(pull(used.reference(), b"d").unwrap_err().kind(), ErrorKind::ReferenceUsed);
+        let released = export();
+        released.release().unwrap();
+        assert_eq!(pull(released.reference(), b"d").unwrap_err().kind(), ErrorKind::ReferenceReleased);
+        let expired = pair.source.export(table(&[3]), 4, b"d", 1, Duration::from_millis(1)).unwrap();
+        expired.wait(WAIT).unwrap();
+        assert_eq!(pull(expired.reference(), b"d").unwrap_err().kind(), ErrorKind::ReferenceExpired);
+        let digest = export();
+        assert_eq!(pull(digest.reference(), b"other").unwrap_err().kind(), ErrorKind::ReferenceDigest);
+        let mut forged = digest.reference().clone();
+        forged.num_tokens ^= 1;
+        assert_eq!(pull(&forged, b"d").unwrap_err().kind(), ErrorKind::ReferenceForged);
+        let mut restarted = digest.reference().clone();
+        restarted.incarnation = pdkv_core::id::Incarnation::new([9; 16]);
+        assert_eq!(pull(&restarted, b"d").unwrap_err().kind(), ErrorKind::ReferenceRestarted);
+        pair.check(&[(1, 3)], 0..LAYERS);
+    }
+
+    fn bad_tables_are_refused_before_anything_moves(kind) {
+        let pair = Pair::new(kind);
+        let export = pair.source.export(table(&[3, 4]), 8, b"", 1, LEASE).unwrap();
+        for ids in [&[1, 1][..], &[BLOCKS, 0], &[1, 2, 3]] {
+            let refused = pair.target.pull(export.reference(), table(ids), &PullOptions::default());
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Layout, "{ids:?}");
+        }
+        assert_eq!(pair.source.export(table(&[BLOCKS]), 4, b"", 1, LEASE).unwrap_err().kind(), ErrorKind::Layout);
+        assert_eq!(pair.source.offer(table(&[1, 1]), 4, b"", LEASE).unwrap_err().kind(), ErrorKind::Layout);
+        pair.check(&[], 0..LAYERS);
+    }
+}
