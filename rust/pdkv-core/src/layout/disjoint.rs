@@ -23,7 +23,6 @@ struct Footprint {
     /// Bytes from the first to one past the last.
     span: i64,
     block_stride: i64,
-    num_blocks: i64,
     /// Span of one block.
     block_span: i64,
 }
@@ -143,7 +142,6 @@ impl Footprint {
             content,
             span,
             block_stride: block.stride,
-            num_blocks: block.count,
             block_span,
         })
     }
@@ -153,14 +151,15 @@ impl Footprint {
         if self == other {
             return !self.meets_copy(distance, self.dims.len());
         }
-        // Unlike inside a block: compare whole blocks, which is enough for packed pages.
+        // Unlike inside a block: compare whole blocks, which is enough for packed pages. The extents
+        // intersect, so a step beyond the last block can't be the only one that meets.
         let stride = self.block_stride;
         if stride == 0 || stride != other.block_stride || self.block_span > stride || other.block_span > stride {
             return false;
         }
         let apart = |steps: i64| {
             let rest = distance - steps * stride;
-            steps >= self.num_blocks.max(other.num_blocks) || rest >= self.block_span || -rest >= other.block_span
+            rest >= self.block_span || -rest >= other.block_span
         };
         let steps = distance.div_euclid(stride);
         apart(steps) && apart(steps + 1)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The make-up of a plan; `Display` tells it in two lines.
+/// The make-up of a plan; `Display` tells it in a few lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -22,6 +22,8 @@ pub struct Explanation {
     pub total_bytes: u64,
     /// The smallest contiguous piece of a block.
     pub chunk_bytes: u64,
+    /// Pieces in which one block of a lane is copied.
+    pub pieces: u64,
     /// Whether neighbouring blocks merge into one copy.
     pub blocks_merge: bool,
     /// Bytes the plan occupies.
@@ -32,6 +34,20 @@ impl Explanation {
     /// Mean bytes of one contiguous copy.
     pub fn mean_run_bytes(&self) -> u64 {
         self.total_bytes / self.runs.max(1)
+    }
+
+    /// Why blocks merge into longer copies, or why not.
+    pub fn merging(&self) -> String {
+        let Self {
+            chunk_bytes, pieces, ..
+        } = self;
+        match (self.blocks_merge, pieces) {
+            (true, _) => format!("neighbouring blocks merge: they are contiguous in pieces of {chunk_bytes} bytes"),
+            (false, 0 | 1) => format!("blocks of {chunk_bytes} bytes do not merge: something lies between them"),
+            (false, _) => format!(
+                "a block is copied in {pieces} pieces of {chunk_bytes} bytes: nothing larger is contiguous on both sides"
+            ),
+        }
     }
 }
 
@@ -59,9 +75,10 @@ impl fmt::Display for Explanation {
             self.mean_run_bytes(),
             self.total_bytes
         )?;
-        if *kind == "pages" && !self.blocks_merge {
-            write!(f, " in pieces of at least {}", self.chunk_bytes)?;
+        write!(f, "; the plan takes {} bytes", self.memory_bytes)?;
+        if *kind == "pages" {
+            write!(f, "\n{}", self.merging())?;
         }
-        write!(f, "; the plan takes {} bytes", self.memory_bytes)
+        Ok(())
     }
 }

@@ -200,7 +200,6 @@ impl PageWalk {
             index.set(axis, value);
             self.walk_inner(deeper, index, block, f)?;
         }
-        index.set(axis, 0);
         ControlFlow::Continue(())
     }
 

@@ -132,6 +132,7 @@ impl Pages {
             runs: self.run_count(),
             total_bytes: self.total_bytes,
             chunk_bytes: self.lanes.shapes.iter().map(|shape| shape.chunk).min().unwrap_or(0),
+            pieces: self.lanes.shapes.iter().map(Shape::pieces).max().unwrap_or(0),
             blocks_merge: self.lanes.shapes.iter().all(|shape| shape.blocks_merge),
             memory_bytes: memory_bytes as u64,
         }

@@ -137,6 +137,7 @@ impl SpanList {
             runs: self.run_count(),
             total_bytes: self.total_bytes,
             chunk_bytes: self.entries.iter().map(|entry| entry.run.len).min().unwrap_or(0),
+            pieces: 1,
             blocks_merge: true,
             memory_bytes: memory_bytes as u64,
         }

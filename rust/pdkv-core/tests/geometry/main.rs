@@ -1,6 +1,7 @@
 //! Layouts, plans and walks against a naive oracle that computes the address of every byte.
 
 mod caches;
+mod golden;
 mod pages;
 mod scale;
 mod spans;

@@ -240,6 +240,31 @@ fn what_can_not_be_posted_is_refused() {
 }
 
 #[test]
+fn an_explanation_says_why() {
+    let counts = counts_of(2, 1, 2, 2);
+    let dense = Placement::dense(4, [0, 1, 2, 3, 4]);
+    let padded = Placement {
+        pads: [0, 0, 8, 0, 0],
+        ..dense.clone()
+    };
+    let cases = [
+        (dense.clone(), "neighbouring blocks merge"),
+        (padded, "blocks of 16 bytes do not merge"),
+        (Placement::dense(4, [0, 1, 2, 4, 3]), "in 4 pieces of 4 bytes"),
+    ];
+    let src = Cache::new(&counts, &dense);
+    for (placement, part) in cases {
+        let dst = Cache::new(&counts, &placement);
+        let plan = check(&src, &dst, &counts, (&[0, 1], &[2, 3]), 0..2, &[]);
+        let text = plan.explain().to_string();
+        assert!(
+            text.contains(part) && text.contains("2 blocks in 1 segments x 2 lanes"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn an_empty_table_is_an_empty_plan() {
     let counts = counts_of(2, 1, 2, 2);
     let cache = Cache::new(&counts, &Placement::dense(4, [0, 1, 2, 3, 4]));
