@@ -22,6 +22,7 @@ mod reactor;
 mod registry;
 mod remote;
 mod shared;
+pub mod sim;
 mod stats;
 mod transfer;
 mod transport;
