@@ -27,21 +27,37 @@ fn a_quiet_network_fills_offers_and_finishes_pulls() {
     assert!(sum.done > 200 && sum.filled > 40, "{sum:?}");
 }
 
+/// Runs the seeds on all cores; the histories must be eventful, or they prove nothing.
 #[test]
 fn promises_hold_on_every_seed() {
-    let mut sum = Report::default();
-    for seed in 0..1200 {
-        let report = run(seed, &SimConfig::from_seed(seed));
-        check(&report);
-        sum.done += report.done;
-        sum.failed += report.failed;
-        sum.cancelled += report.cancelled;
-        sum.crashes += report.crashes;
-        sum.filled += report.filled;
-    }
-    // The histories must be eventful, or they prove nothing.
-    assert!(sum.done > 3000 && sum.failed > 3000 && sum.cancelled > 300, "{sum:?}");
-    assert!(sum.crashes > 300 && sum.filled > 300, "{sum:?}");
+    const SEEDS: u64 = 1200;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let sums: Vec<Report> = std::thread::scope(|scope| {
+        let worker = |first: u64| {
+            let mut sum = Report::default();
+            for seed in (first..SEEDS).step_by(threads as usize) {
+                let report = run(seed, &SimConfig::from_seed(seed));
+                check(&report);
+                sum.done += report.done;
+                sum.failed += report.failed;
+                sum.cancelled += report.cancelled;
+                sum.crashes += report.crashes;
+                sum.filled += report.filled;
+            }
+            sum
+        };
+        let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || worker(first))).collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("a seed failed, see above"))
+            .collect()
+    });
+    let total = |count: fn(&Report) -> u64| sums.iter().map(count).sum::<u64>();
+    assert!(
+        total(|r| r.done) > 3000 && total(|r| r.failed) > 3000 && total(|r| r.cancelled) > 300,
+        "{sums:?}"
+    );
+    assert!(total(|r| r.crashes) > 300 && total(|r| r.filled) > 300, "{sums:?}");
 }
 
 #[test]

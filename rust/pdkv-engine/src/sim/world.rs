@@ -21,7 +21,7 @@ use apps::App;
 
 /// Time after the span within which everything must have ended: longer than any lease, claim,
 /// timeout and silence one after the other.
-const DRAIN: Duration = Duration::from_secs(20);
+const DRAIN: Duration = Duration::from_secs(16);
 
 #[derive(Debug)]
 enum Event {

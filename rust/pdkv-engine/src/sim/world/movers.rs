@@ -9,6 +9,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use super::super::host::Mover;
 use super::super::memory::Pin;
+use super::apps::App;
 use super::{Event, World};
 
 /// What a step leaves.
@@ -53,10 +54,21 @@ impl World {
             unit_time: Duration::from_millis(if slow { 400 } else { 8 }),
         };
         let (life, unit_time) = (it.life, mover.unit_time);
+        let (export, time) = (begun.export, unit_time * mover.units.len() as u32);
         if it.movers.insert(transfer, mover).is_some() {
             self.broken(format!("transfer {transfer} got a second mover"));
         }
         self.after(unit_time, Event::Step { host, life, transfer });
+        if self.rng.chance(150) {
+            // The owner changes its mind while the bytes move or the fence is under way.
+            let end = &self.channels[channel].ends[1];
+            let app = App::Release {
+                host: end.host,
+                life: end.life,
+                export,
+            };
+            self.after(time, Event::App(app));
+        }
     }
 
     pub(super) fn step(&mut self, host: usize, life: u32, transfer: TransferId) {
