@@ -16,7 +16,8 @@ export PYO3_PYTHON := $(BIN)/python
 CARGO_FLAGS ?= --locked
 # pdkv-py is a Python extension: it has no Rust tests of its own, tests/ exercises it through the wheel.
 RUST_TESTS := --workspace --exclude pdkv-py
-SMALL_DEMO := --model tiny --iters 2
+SMALL_DEMO := --model tiny --isl 256 --iters 2
+SDIST := target/sdist
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -107,7 +108,11 @@ stubtest: $(DEPENDENCIES)
 	@$(BIN)/stubtest pdkv._core --mypy-config-file pyproject.toml
 
 sdist: $(DEPENDENCIES)
-	@$(BIN)/maturin sdist --out dist
+	@rm -rf $(SDIST) && mkdir -p $(SDIST)/tree
+	@$(BIN)/maturin sdist --out $(SDIST)
+	@tar -xzf $(SDIST)/pdkv-*.tar.gz -C $(SDIST)/tree --strip-components=1
+	@CARGO_TARGET_DIR=$${CARGO_TARGET_DIR:-$(CURDIR)/target} \
+		cargo check $(CARGO_FLAGS) --quiet --package pdkv-py --manifest-path $(SDIST)/tree/Cargo.toml
 
 example: $(DEPENDENCIES)
 	@$(BIN)/python examples/two_processes.py
