@@ -1,4 +1,5 @@
-//! Which copy is fastest for which block size: plain, AVX2 or AVX-512 stores, on scattered blocks.
+//! Which copy is fastest for which block size: plain, AVX2 or AVX-512 stores, or the best of them one
+//! block ahead (`CopyPipe`), on scattered blocks.
 //!
 //! `cargo bench -p pdkv-device --bench copy [-- MIB]` prints, per kind of memory, block size and thread
 //! count, the plain path in GB/s and the others as ratios to it, each the median of interleaved rounds.
@@ -12,9 +13,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pdkv_device::{CopyPath, HostRegion, HugePages, copy_fence, copy_with};
+use pdkv_device::{CopyPath, CopyPipe, HostRegion, HugePages, copy_fence, copy_with};
 
-const PATHS: [CopyPath; 3] = [CopyPath::Plain, CopyPath::Avx2, CopyPath::Avx512];
+/// `None` is the pipe.
+const PATHS: [Option<CopyPath>; 4] = [
+    Some(CopyPath::Plain),
+    Some(CopyPath::Avx2),
+    Some(CopyPath::Avx512),
+    None,
+];
 const ROUNDS: usize = 7;
 
 fn main() {
@@ -30,8 +37,8 @@ fn main() {
         ("private to private", private(pool), private(pool)),
     ];
     println!(
-        "{:20} {:>8} {:>7} {:>10} {:>6} {:>7}",
-        "memory", "block", "threads", "plain GB/s", "avx2", "avx512"
+        "{:20} {:>8} {:>7} {:>10} {:>6} {:>7} {:>6}",
+        "memory", "block", "threads", "plain GB/s", "avx2", "avx512", "pipe"
     );
     for (name, src, dst) in &kinds {
         src.fill(0, pool, 1).expect("the source is ours");
@@ -41,18 +48,19 @@ fn main() {
                 // Small blocks move less, or the lists would outweigh the bytes.
                 let moved = if block < 4096 { moved / 8 } else { moved };
                 let (from, to) = (scattered(pool, moved, block, 1), scattered(pool, moved, block, 2));
-                let mut seconds = [const { Vec::new() }; 3];
+                let mut seconds = [const { Vec::new() }; 4];
                 for _ in 0..=ROUNDS {
                     for (path, seconds) in PATHS.iter().zip(&mut seconds) {
                         seconds.push(run(*path, dst, &to, src, &from, block, threads));
                     }
                 }
-                let [plain, avx2, avx512] = seconds.map(median);
+                let [plain, avx2, avx512, pipe] = seconds.map(median);
                 let rate = moved as f64 / plain / 1e9;
                 println!(
-                    "{name:20} {block:>8} {threads:>7} {rate:>10.2} {:>6.2} {:>7.2}",
+                    "{name:20} {block:>8} {threads:>7} {rate:>10.2} {:>6.2} {:>7.2} {:>6.2}",
                     plain / avx2,
-                    plain / avx512
+                    plain / avx512,
+                    plain / pipe
                 );
             }
         }
@@ -85,7 +93,7 @@ fn scattered(pool: u64, moved: u64, block: u64, seed: u64) -> Vec<u64> {
 }
 
 fn run(
-    path: CopyPath,
+    path: Option<CopyPath>,
     dst: &HostRegion,
     to: &[u64],
     src: &HostRegion,
@@ -98,10 +106,18 @@ fn run(
         let part = to.len().div_ceil(threads);
         for (to, from) in to.chunks(part).zip(from.chunks(part)) {
             scope.spawn(move || {
+                let Some(path) = path else {
+                    let mut pipe = CopyPipe::new();
+                    for (&to, &from) in to.iter().zip(from) {
+                        pipe.push(dst, to, src, from, block).expect("blocks lie inside");
+                    }
+                    return pipe.finish().expect("every block was taken");
+                };
                 for (&to, &from) in to.iter().zip(from) {
                     copy_with(path, dst, to, src, from, block).expect("blocks lie inside");
                 }
                 copy_fence();
+                block
             });
         }
     });

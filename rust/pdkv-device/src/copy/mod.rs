@@ -7,10 +7,13 @@
 
 #[cfg(target_arch = "x86_64")]
 mod nontemporal;
+mod pipe;
 
 use std::sync::OnceLock;
 
 use pdkv_core::Result;
+
+pub use pipe::CopyPipe;
 
 use crate::region::HostRegion;
 
