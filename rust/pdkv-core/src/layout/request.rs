@@ -45,6 +45,24 @@ impl LayerTensors {
 }
 
 /// What the operator says the axes of the tensors are: a wish until the tensors agree.
+///
+/// ```
+/// use pdkv_core::dtype::DType;
+/// use pdkv_core::layout::{LayerTensors, LayoutRequest, TensorFacts};
+///
+/// let tensor = TensorFacts {
+///     name: "layers.0".to_owned(),
+///     address: 0x10000,
+///     shape: vec![100, 2, 16, 256],
+///     strides_bytes: vec![16384, 8192, 512, 2],
+///     item_bytes: 2,
+///     dtype: DType::BF16,
+/// };
+/// let resolved = LayoutRequest::parse("BHNC", 16)?.resolve(&[LayerTensors::Joined(tensor)])?;
+/// assert_eq!(resolved.layout.block_bytes(), 16384);
+/// assert_eq!(resolved.regions, [(0x10000, 1_638_400)]);
+/// # Ok::<(), pdkv_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutRequest {
     axes: Vec<Axis>,

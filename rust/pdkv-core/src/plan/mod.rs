@@ -69,6 +69,22 @@ pub struct CopyRun {
 ///
 /// Whatever its constructors accept: both sides stay in their regions, every destination byte is
 /// written at most once, and all units together are the whole.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use pdkv_core::plan::Plan;
+/// use pdkv_core::span::Span;
+///
+/// let (src, dst) = ([Span::new(0, 0, 4), Span::new(0, 4, 4)], [Span::new(0, 8, 4), Span::new(0, 12, 4)]);
+/// let plan = Plan::spans(&src, &[8], &dst, &[16])?;
+/// let mut runs = Vec::new();
+/// let _ = plan.walk(0..plan.unit_count(), |run| {
+///     runs.push((run.src.offset, run.dst.offset, run.len));
+///     ControlFlow::Continue(())
+/// });
+/// assert_eq!(runs, [(0, 8, 8)]);
+/// # Ok::<(), pdkv_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Plan(Arc<Kind>);
 

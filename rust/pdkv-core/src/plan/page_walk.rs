@@ -6,7 +6,7 @@
 use std::ops::{ControlFlow, Range};
 
 use super::segments::Segments;
-use super::{Place, Selection, WireAxis, WireOrder};
+use super::{Place, Selection, WireAxis, WireOrder, refuse};
 use crate::Result;
 use crate::block_table::BlockTable;
 use crate::layout::{KvLayout, LayerLayout};
@@ -61,6 +61,10 @@ impl PageWalk {
     pub fn new(layout: &KvLayout, blocks: &BlockTable, selection: &Selection, order: WireOrder) -> Result<Self> {
         selection.validate(layout)?;
         blocks.validate(layout.num_blocks())?;
+        // A reader's table may be longer than the cache, so the layout's own bound isn't enough.
+        (layout.layer_block_bytes() * u64::from(selection.num_layers))
+            .checked_mul(blocks.len() as u64)
+            .ok_or_else(|| refuse("the walk is beyond 64 bits"))?;
         let layers = &layout.layers()[selection.first_layer as usize..][..selection.num_layers as usize];
         let count = |axis: WireAxis| match axis {
             WireAxis::Layer => layers.len() as u64,
@@ -196,6 +200,20 @@ impl PageWalk {
             let place = self.place(*index, block);
             return f(Span::new(place.region, place.offset, self.chunk));
         };
+        let layer = self.layer(index.layer);
+        let stride = match axis {
+            WireAxis::Head => layer.head_stride,
+            WireAxis::Token => layer.token_stride,
+            _ => 0,
+        };
+        if deeper.is_empty() && stride > 0 {
+            index.set(axis, 0);
+            let place = self.place(*index, block);
+            for step in 0..count {
+                f(Span::new(place.region, place.offset + step * stride, self.chunk))?;
+            }
+            return ControlFlow::Continue(());
+        }
         for value in 0..count {
             index.set(axis, value);
             self.walk_inner(deeper, index, block, f)?;

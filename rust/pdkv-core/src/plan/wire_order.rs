@@ -61,7 +61,7 @@ impl WireOrder {
         let layers = layout.layers();
         let first = &layers[0];
         let key = |axis: WireAxis| match axis {
-            WireAxis::Layer if layers.len() > 1 => step(layers, |layer| layer.planes.first().copied()),
+            WireAxis::Layer if layers.len() > 1 => step(layers),
             WireAxis::Plane if layout.num_planes() > 1 => step_in_pairs(layers),
             WireAxis::Block if layout.num_blocks() > 1 => first.block_stride,
             WireAxis::Head if layout.num_heads() > 1 => first.head_stride,
@@ -107,9 +107,9 @@ impl WireOrder {
 }
 
 /// The distance from each layer to the next if it is one positive distance, else `u64::MAX`.
-fn step(layers: &[LayerLayout], plane: impl Fn(&LayerLayout) -> Option<crate::layout::Plane>) -> u64 {
+fn step(layers: &[LayerLayout]) -> u64 {
     let mut steps = layers.windows(2).map(|pair| {
-        let (from, to) = (plane(&pair[0])?, plane(&pair[1])?);
+        let (from, to) = (pair[0].planes[0], pair[1].planes[0]);
         to.offset.checked_sub(from.offset).filter(|_| from.region == to.region)
     });
     let first = steps.next().flatten();

@@ -2,7 +2,7 @@
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::dtype::DType;
-use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
+use pdkv_core::layout::{KvLayout, KvLayoutParts, LayerLayout, LayerTensors, LayoutRequest, Plane, TensorFacts};
 use pdkv_core::plan::{PageWalk, Plan, Selection, WireOrder};
 
 /// 80 layers of 200,000 blocks with 8 heads of 128 + 128 values, each layer an allocation.
@@ -49,6 +49,42 @@ fn a_random_plan_stays_below_8_mb() {
     let walk = PageWalk::scatter(&layout, &dst, &Selection::all(&layout), WireOrder::natural(&layout)).unwrap();
     assert!(walk.memory_bytes() < 2_000_000, "{}", walk.memory_bytes());
     assert_eq!(walk.total_bytes(), plan.total_bytes());
+}
+
+/// As a peer might state it: valid in itself, and with a table that reads blocks again and again.
+#[test]
+fn a_walk_beyond_64_bits_is_refused() {
+    let plane = Plane { region: 0, offset: 0 };
+    let layout = KvLayout::from_parts(KvLayoutParts {
+        dtype: DType::Raw,
+        num_blocks: 2,
+        num_heads: 1 << 20,
+        block_tokens: 1 << 20,
+        token_rows: 1 << 20,
+        content_bytes: 1 << 20,
+        layers: vec![LayerLayout {
+            planes: vec![plane],
+            block_stride: 1 << 60,
+            head_stride: 1 << 40,
+            token_stride: 1 << 20,
+        }],
+        layer_names: vec![String::new()],
+        region_bytes: vec![1 << 61],
+    })
+    .unwrap();
+    let all = Selection::all(&layout);
+    let table = BlockTable::from_ids(&[0; 16]);
+    for order in [WireOrder::natural(&layout), WireOrder::LAYER_MAJOR] {
+        assert!(
+            PageWalk::new(&layout, &table, &all, order)
+                .unwrap_err()
+                .message()
+                .contains("64 bits")
+        );
+        let walk = PageWalk::new(&layout, &table.slice(0, 15).unwrap(), &all, order).unwrap();
+        assert_eq!(walk.total_bytes(), 15 << 60);
+    }
+    assert!(Plan::pages(&layout, &table, &layout, &table, &all).is_err());
 }
 
 #[test]
