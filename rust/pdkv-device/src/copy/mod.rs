@@ -53,9 +53,10 @@ impl CopyPath {
 }
 
 /// Runs shorter than this are copied plainly: below, the unaligned ends and the drain of the
-/// write-combining buffers cost more than the saved reads. `benches/copy.rs` measures it: 256 and 512
-/// bytes lose, 1 KiB is even, and from 2 KiB on streaming wins for every kind of memory.
-pub(crate) const STREAM_FROM_BYTES: u64 = 2048;
+/// write-combining buffers cost more than the saved reads. Measured with `benches/copy.rs` on a Sapphire
+/// Rapids core: 256 and 512 bytes lose or are even, and from 1 KiB on 64-byte stores win for private and
+/// shared memory alike.
+pub(crate) const STREAM_FROM_BYTES: u64 = 1024;
 
 /// The path [`copy`] takes for large runs on this machine.
 pub fn copy_path() -> CopyPath {

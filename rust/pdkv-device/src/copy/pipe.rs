@@ -1,8 +1,8 @@
 //! Copies in a row, each one's source on its way into the cache while the one before is moved.
 //!
 //! A scattered run begins with cache misses that no hardware prefetcher foresees, because it does not
-//! look past a page. Asking for the first kilobyte one run ahead hides them, which shows most in runs of
-//! one page.
+//! look past a page. Asking for the first kilobyte one run ahead hides them: about a tenth for runs of
+//! 16 to 64 KiB by `benches/copy.rs`, nothing to speak of for single pages and for very long runs.
 
 use pdkv_core::Result;
 
