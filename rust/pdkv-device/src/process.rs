@@ -168,6 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn each_refusal_of_the_kernel_has_its_kind() {
+        let us = Process::open(std::process::id()).unwrap();
+        for (errno, kind) in [
+            (Errno::PERM, ErrorKind::Unsupported),
+            (Errno::NOSYS, ErrorKind::Unsupported),
+            (Errno::SRCH, ErrorKind::PeerLost),
+            (Errno::NOMEM, ErrorKind::Capacity),
+            (Errno::INVAL, ErrorKind::Transfer),
+        ] {
+            assert_eq!(us.refused("cma_read", errno).kind(), kind, "{errno}");
+        }
+        let error = us.refused("probe", Errno::PERM);
+        assert!(error.hint().unwrap().contains("ptrace_scope"), "{error:?}");
+    }
+
+    #[test]
     fn impossible_ids_are_lost_peers() {
         for pid in [0, u32::MAX, i32::MAX.unsigned_abs()] {
             assert_eq!(Process::open(pid).unwrap_err().kind(), ErrorKind::PeerLost, "{pid}");
