@@ -38,7 +38,7 @@ def test_example_runs_and_keeps_its_promise(example):
         assert promise in done.stdout
 
 
-@pytest.mark.parametrize("block", blocks())
+@pytest.mark.parametrize("block", list(blocks()))
 def test_block_of_the_documents_runs(block):
     done = run("-c", block)
     assert done.returncode == 0, done.stderr
