@@ -7,17 +7,23 @@ import re
 import pytest
 
 from repo.errors_table import PAGE, page_with, python_errors, rows, table
-from repo.tree import ROOT, crates, rust_tests, under
+from repo.tree import ROOT, crates, files, name, rust_code, rust_tests, under
 
 KINDS = [pytest.param(row, id=row.slug) for row in rows()]
 
 
+# Kinds that nothing raises yet, and what brings them. The first use of one makes its test due.
+AWAITED = {"Device": "GPU memory"}
+
+# Walks over all kinds and provokes none of them.
+CATALOGUE_TEST = ROOT / "tests/python/test_errors.py"
+
+
 def provoking_tests() -> str:
-    """Everything the tests expect to be raised, in one text."""
-    python = (path.read_text() for path in under("tests", ".py") if not path.is_relative_to(ROOT / "tests/repo"))
-    rust = (rust_tests(path) for crate in crates().values() for path in crate.sources())
-    # The catalogue's own tests walk over all kinds and provoke none.
-    return "\n".join([*python, *rust])
+    """The text of all tests that may provoke an error."""
+    python = [path for path in under("tests", ".py") if not path.is_relative_to(ROOT / "tests/repo")]
+    rust = [path for crate in crates().values() for path in crate.sources()]
+    return "\n".join([*(p.read_text() for p in python if p != CATALOGUE_TEST), *map(rust_tests, rust)])
 
 
 EXPECTED = provoking_tests()
@@ -47,8 +53,13 @@ def test_docs_show_the_table_as_it_is():
     assert PAGE.read_text() == page_with(table()), "run `python tests/repo/errors_table.py`"
 
 
-@pytest.mark.parametrize("row", KINDS)
+@pytest.mark.parametrize("row", [kind for kind in KINDS if kind.values[0].name not in AWAITED])
 def test_kind_is_provoked_by_a_test(row):
-    raised = re.search(rf"raises\(\s*[^)]*\b{row.python}\b", EXPECTED)
-    asserted = re.search(rf"\b(?:ErrorKind|Kind)::{row.name}\b", EXPECTED)
-    assert raised or asserted, f"no test expects `{row.python}` or `ErrorKind::{row.name}`"
+    expected = re.search(rf"\bpdkv\.{row.python}\b|raises\([^)]*\b{row.python}\b|\bErrorKind::{row.name}\b", EXPECTED)
+    assert expected, f"no test expects `{row.python}` or `ErrorKind::{row.name}`"
+
+
+@pytest.mark.parametrize("kind", AWAITED)
+def test_awaited_kind_is_not_raised_yet(kind):
+    raising = [name(path) for path in files(".rs") if f"ErrorKind::{kind}" in rust_code(path)]
+    assert not raising, f"`{kind}` is raised now: take it off AWAITED and test it"
