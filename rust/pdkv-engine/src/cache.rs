@@ -19,7 +19,8 @@ use pdkv_device::HostRegion;
 
 use crate::config::TransportKind;
 use crate::export::{Export, ExportWatch};
-use crate::peer::{Peer, PeerLink};
+use crate::link::PeerLink;
+use crate::peer::Peer;
 use crate::pull::PendingMove;
 use crate::registry::LocalCache;
 use crate::remote::RemoteCache;

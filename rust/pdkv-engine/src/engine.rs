@@ -263,7 +263,7 @@ impl Engine {
 
     /// The notifications that came since the last call, oldest first, each with its sender's name.
     pub fn notifications(&self) -> Vec<(String, Vec<u8>)> {
-        self.shared().take_notifications()
+        self.shared().inbox.take()
     }
 
     /// A descriptor that is readable when transfers ended since the last
@@ -307,6 +307,8 @@ fn close(shared: &Arc<Shared>) {
         shared.hang_up(peer, &error);
     }
     shared.movers.close();
+    // Whoever lent us memory gets it back now, not when the last handle goes.
+    shared.registry.clear();
     // The progress thread looks at the flag when it wakes.
     let _ = shared.waker.wake();
 }

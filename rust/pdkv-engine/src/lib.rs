@@ -13,6 +13,8 @@ mod config;
 mod connect;
 mod engine;
 mod export;
+mod inbox;
+mod link;
 mod local;
 mod mover;
 mod peer;

@@ -1,24 +1,24 @@
 //! A peer we connected to: the ways into its memory, and the raw one-sided verbs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Wish;
-use pdkv_core::id::{Incarnation, PeerKey, RegionId};
+use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::plan::Plan;
 use pdkv_core::reference::Reference;
 use pdkv_core::span::Span;
-use pdkv_core::wire::{Advertise, MAX_NOTIFY, Message, Notify, RegionAdvert};
+use pdkv_core::wire::{MAX_NOTIFY, Message, Notify};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
 use crate::config::TransportKind;
-use crate::local::LocalDoor;
+use crate::link::PeerLink;
 use crate::pull::INLINE_BYTES;
 use crate::raw::Raw;
-use crate::remote::{Remote, RemoteRegion};
+use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::{Transfer, TransferCore, TransferStats};
 use crate::transport::onesided::OneSided;
@@ -74,117 +74,6 @@ pub struct LinkInfo {
     pub usable: bool,
     /// What it rides on, or the reason against it.
     pub detail: String,
-}
-
-/// Our way into one peer, shared by all handles and by the progress thread.
-pub(crate) struct PeerLink {
-    pub(crate) key: PeerKey,
-    pub(crate) address: String,
-    pub(crate) remote: Remote,
-    pub(crate) ways: Vec<Way>,
-    /// The one-sided links once more, for raw operations that run in the caller.
-    pub(crate) direct: Vec<Arc<OneSided>>,
-    pub(crate) door: Option<LocalDoor>,
-    /// The peer's engine, when it lives in this process.
-    pub(crate) inproc: Option<std::sync::Weak<Shared>>,
-    pub(crate) lost: AtomicBool,
-    pub(crate) cause: Mutex<Option<Error>>,
-}
-
-impl PeerLink {
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        if !self.lost.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let cause = self
-            .cause
-            .lock()
-            .expect("no holder panics")
-            .as_ref()
-            .map(|error| error.message().to_owned());
-        Err(Error::new(
-            ErrorKind::PeerLost,
-            "peer",
-            format!("the peer `{}` is gone: {}", self.remote.name, cause.unwrap_or_default()),
-        )
-        .with_hint("connect() again; a restarted engine is another incarnation"))
-    }
-
-    /// The peer is lost: its mappings go now, without waiting for a successor.
-    pub(crate) fn die(&self, error: &Error) {
-        self.cause
-            .lock()
-            .expect("no holder panics")
-            .get_or_insert_with(|| error.clone());
-        self.lost.store(true, Ordering::Release);
-        self.remote.forget_all();
-        for way in &self.ways {
-            if let Ok(link) = &way.link {
-                link.shut_down();
-            }
-        }
-    }
-
-    /// Takes in newly registered memory of the peer; shared parts are mapped in the background.
-    pub(crate) fn learn(self: &Arc<Self>, shared: &Arc<Shared>, advertise: &Advertise) {
-        let unmapped = self.note(advertise);
-        if unmapped.is_empty() {
-            return;
-        }
-        let (link, regions) = (Arc::clone(self), unmapped.clone());
-        if let Err(error) = shared.movers.task(move || link.map(&regions)) {
-            for region in unmapped {
-                region.settle(Err(error.message().to_owned()));
-            }
-        }
-    }
-
-    /// Enters the adverts; returns the regions whose shared part waits to be mapped.
-    pub(crate) fn note(&self, advertise: &Advertise) -> Vec<Arc<RemoteRegion>> {
-        let mut unmapped = Vec::new();
-        for advert in &advertise.regions {
-            // Registering while a peer connects can advertise the same region twice.
-            if self.remote.region(advert.id).is_some() {
-                continue;
-            }
-            let region = Arc::new(self.remote_region(advert));
-            if self.inproc.is_none() && advert.shared.is_some() {
-                unmapped.push(Arc::clone(&region));
-            }
-            self.remote.add_region(region);
-        }
-        for cache in &advertise.caches {
-            self.remote.add_cache(cache.clone());
-        }
-        unmapped
-    }
-
-    fn remote_region(&self, advert: &RegionAdvert) -> RemoteRegion {
-        let engine = self.inproc.as_ref().and_then(std::sync::Weak::upgrade);
-        if let Some(local) = engine.and_then(|engine| engine.registry.region(advert.id).ok()) {
-            return RemoteRegion::inproc(advert.id, Arc::clone(&local.memory), advert.raw_access);
-        }
-        let shared = advert.shared.map(|extent| (extent.offset, extent.len));
-        RemoteRegion::new(advert.id, advert.len, advert.base_address, advert.raw_access, shared)
-    }
-
-    /// Maps the shared parts of these regions. Blocks on the peer's local socket.
-    pub(crate) fn map(&self, regions: &[Arc<RemoteRegion>]) {
-        let wanted: Vec<_> = regions.iter().map(|region| (region.id, region.len)).collect();
-        let outcome = match &self.door {
-            Some(door) => door.map(&wanted).map_err(|error| error.to_string()),
-            None => Err("the peer's local socket can't be reached".to_owned()),
-        };
-        let mut mapped = outcome.map(|list| list.into_iter().collect::<std::collections::BTreeMap<_, _>>());
-        for region in regions {
-            region.settle(match &mut mapped {
-                Ok(found) => found
-                    .remove(&region.id)
-                    .ok_or_else(|| "the peer handed out no descriptor".to_owned()),
-                Err(reason) => Err(reason.clone()),
-            });
-        }
-    }
 }
 
 /// A connection to another engine, made by [`Engine::connect`](crate::Engine::connect).

@@ -92,6 +92,11 @@ impl Registry {
         Some(cache)
     }
 
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        *self.book.write().expect("no holder panics") = Book::default();
+    }
+
     pub(crate) fn region(&self, id: RegionId) -> Result<Arc<LocalRegion>> {
         self.book
             .read()

@@ -22,17 +22,18 @@ use crate::clock::Clock;
 use crate::completion::Completions;
 use crate::config::EngineConfig;
 use crate::export::ExportWatch;
+use crate::inbox::Inbox;
+use crate::link::PeerLink;
 use crate::mover::Movers;
-use crate::peer::PeerLink;
 use crate::pull::PendingMove;
 use crate::raw::Raw;
 use crate::registry::Registry;
 use crate::transfer::TransferCore;
 use crate::transport::Work;
-use crate::transport::tcp::{Serving, Servings, Socket, serve};
+use crate::transport::tcp::{Serving, Servings, Socket, Streams, serve};
 
-/// How long notifications are kept for an application that never asks: the oldest go first.
-const MAX_INBOX: usize = 1 << 16;
+/// How often a lost peer's process is looked at, while it may still write into our memory.
+const SUSPECT_WATCH: Duration = Duration::from_millis(100);
 
 pub(crate) struct Shared {
     pub(crate) name: String,
@@ -54,16 +55,10 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// When the progress thread will wake by itself, in nanoseconds of the engine's clock.
     armed: AtomicU64,
-    inbox: Mutex<Inbox>,
-    streams: Mutex<BTreeMap<PeerKey, Vec<Weak<Socket>>>>,
+    pub(crate) inbox: Inbox,
+    streams: Streams,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
-}
-
-#[derive(Default)]
-struct Inbox {
-    messages: std::collections::VecDeque<(String, Vec<u8>)>,
-    dropped: u64,
 }
 
 pub(crate) struct State {
@@ -139,8 +134,8 @@ impl Shared {
                 raw: Raw::default(),
             }),
             armed: AtomicU64::new(u64::MAX),
-            inbox: Mutex::default(),
-            streams: Mutex::default(),
+            inbox: Inbox::default(),
+            streams: Streams::default(),
             next_peer: AtomicU64::new(1),
             next_consumer: AtomicU64::new(1),
         }
@@ -234,19 +229,19 @@ impl Shared {
             self.act(state, action, later);
         }
         // The progress thread must not oversleep a deadline that has just come up.
-        let deadline = state
-            .node
-            .next_deadline()
-            .into_iter()
-            .chain(state.raw.next_deadline())
-            .min();
-        if let Some(deadline) = deadline {
+        if let Some(deadline) = self.next_deadline(state) {
             let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
             if nanos < self.armed.load(Ordering::Acquire) {
                 self.armed.store(nanos, Ordering::Release);
                 let _ = self.waker.wake();
             }
         }
+    }
+
+    fn next_deadline(&self, state: &State) -> Option<Duration> {
+        let watching = (!state.raw.suspects.is_empty()).then(|| self.clock.now() + SUSPECT_WATCH);
+        let timers = state.node.next_deadline().into_iter().chain(state.raw.next_deadline());
+        timers.chain(watching).min()
     }
 
     fn act(&self, state: &mut State, action: Action, later: &mut Later) {
@@ -289,7 +284,7 @@ impl Shared {
                     state.exports.remove(&export);
                 }
             }
-            Action::Notified { name, bytes, .. } => self.deliver(name, bytes),
+            Action::Notified { name, bytes, .. } => self.inbox.deliver(name, bytes),
             Action::Advertised { peer, advertise } => {
                 if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.clone()) {
                     later.adverts.push((link, advertise));
@@ -314,7 +309,7 @@ impl Shared {
             link.learn(self, &advertise);
         }
         for peer in later.streams_of {
-            self.shut_streams(peer);
+            self.streams.shut_down(peer);
         }
         for (peer, error) in later.lost {
             self.peer_lost(peer, &error);
@@ -407,34 +402,10 @@ impl Shared {
             }
         });
         let state = self.lock();
-        let watching = (!state.raw.suspects.is_empty()).then(|| self.clock.now() + Duration::from_millis(100));
-        let deadline = state
-            .node
-            .next_deadline()
-            .into_iter()
-            .chain(state.raw.next_deadline())
-            .chain(watching)
-            .min();
+        let deadline = self.next_deadline(&state);
         self.armed
             .store(deadline.map_or(u64::MAX, |at| at.as_nanos() as u64), Ordering::Release);
         deadline.map(|at| at.saturating_sub(self.clock.now()))
-    }
-
-    pub(crate) fn deliver(&self, name: String, bytes: Vec<u8>) {
-        let mut inbox = self.inbox.lock().expect("no holder panics");
-        if inbox.messages.len() == MAX_INBOX {
-            inbox.messages.pop_front();
-            inbox.dropped += 1;
-        }
-        inbox.messages.push_back((name, bytes));
-    }
-
-    pub(crate) fn take_notifications(&self) -> Vec<(String, Vec<u8>)> {
-        std::mem::take(&mut self.inbox.lock().expect("no holder panics").messages).into()
-    }
-
-    pub(crate) fn notifications_dropped(&self) -> u64 {
-        self.inbox.lock().expect("no holder panics").dropped
     }
 
     /// Sends a message to every peer.
@@ -463,26 +434,13 @@ impl Shared {
 
     /// Serves a data stream of the peer on a thread of its own.
     pub(crate) fn serve_stream(self: &Arc<Self>, peer: PeerKey, socket: Socket) -> Result<()> {
-        let socket = Arc::new(socket);
-        {
-            let mut streams = self.streams.lock().expect("no holder panics");
-            let list = streams.entry(peer).or_default();
-            list.retain(|stream| stream.strong_count() > 0);
-            list.push(Arc::downgrade(&socket));
-        }
+        let socket = self.streams.enter(peer, socket);
         // The peer may have been lost since its token was looked up; then nobody would shut this.
         if !self.lock().peers.contains_key(&peer) {
             socket.shut_down();
         }
         let shared = Arc::clone(self);
         crate::mover::spawn("pdkv-serve", move || serve(&shared, peer, &socket))
-    }
-
-    fn shut_streams(&self, peer: PeerKey) {
-        let list = self.streams.lock().expect("no holder panics").remove(&peer);
-        for socket in list.into_iter().flatten().filter_map(|stream| stream.upgrade()) {
-            socket.shut_down();
-        }
     }
 
     /// A granted claim in the form in which streams serve it.

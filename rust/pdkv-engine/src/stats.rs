@@ -23,7 +23,7 @@ pub struct EngineStats {
 
 impl EngineStats {
     pub(crate) fn of(shared: &Shared) -> Self {
-        let dropped = shared.notifications_dropped();
+        let dropped = shared.inbox.dropped();
         let state = shared.lock();
         Self {
             peers: state.peers.len(),

@@ -272,6 +272,8 @@ impl Node {
         match record.revoked.clone() {
             None => {
                 self.stats.fences_valid += 1;
+                // Whoever asks again after the fence may find other bytes in these blocks.
+                self.actions.push_back(Action::ServeStop { peer, transfer });
                 self.end_claim(key, Ok(()));
                 self.send(peer, Message::Ack(Ack { transfer }));
             }

@@ -1,6 +1,8 @@
 //! Two engines with caches whose every byte tells where it belongs.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod fake;
+
 use std::sync::Arc;
 use std::time::Duration;
 

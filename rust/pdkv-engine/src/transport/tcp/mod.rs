@@ -13,4 +13,4 @@ mod socket;
 
 pub(crate) use client::{Dial, TcpLink};
 pub(crate) use server::{Serving, Servings, serve};
-pub(crate) use socket::Socket;
+pub(crate) use socket::{Socket, Streams};

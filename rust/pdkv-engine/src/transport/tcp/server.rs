@@ -144,37 +144,42 @@ impl Server<'_> {
                 ),
             ));
         }
-        match request.verb {
+        let (peer, shared) = (self.peer, self.shared);
+        if shared
+            .drive(|state, _| state.node.serve_started(peer, transfer))
+            .is_none()
+        {
+            return Err(Answer::refuse(
+                ErrorKind::ReferenceReleased,
+                "the claim was taken back".to_owned(),
+            ));
+        }
+        let outcome = self.move_units(request.verb, &serving, range, bytes);
+        // A reader that goes away says so itself; a writer that stops halfway makes the offer useless.
+        let report = match &outcome {
+            Err(Answer::Refuse(error) | Answer::Broken(error)) if request.verb == Verb::Put => Err(error.clone()),
+            _ => Ok(()),
+        };
+        shared.drive(|state, now| state.node.serve_ended(now, peer, transfer, report));
+        if request.verb == Verb::Put && outcome.is_ok() {
+            self.answer(bytes).map_err(Answer::Broken)?;
+        }
+        outcome
+    }
+
+    fn move_units(&mut self, verb: Verb, serving: &Serving, units: Range<u64>, bytes: u64) -> Result<(), Answer> {
+        match verb {
             Verb::Get => {
                 self.answer(bytes).map_err(Answer::Broken)?;
-                self.each_batch(&serving, range, |batch, socket, never| {
+                self.each_batch(serving, units, |batch, socket, never| {
                     batch.send_all(socket, &[], never).map(drop)
                 })
             }
-            Verb::Put => {
-                let (peer, shared) = (self.peer, self.shared);
-                if shared
-                    .drive(|state, _| state.node.serve_started(peer, transfer))
-                    .is_none()
-                {
-                    return Err(Answer::refuse(
-                        ErrorKind::ReferenceReleased,
-                        "the offer was taken back".to_owned(),
-                    ));
-                }
-                // An ended claim stops this within one look at the flag; the stream then ends too,
-                // so whatever is still on its way has nowhere to go.
-                let placed = self.each_batch(&serving, range, |batch, socket, _| {
-                    batch.recv_all(socket, &serving.ended).map(drop)
-                });
-                let report = match &placed {
-                    Ok(()) => Ok(()),
-                    Err(Answer::Refuse(error) | Answer::Broken(error)) => Err(error.clone()),
-                };
-                shared.drive(|state, now| state.node.serve_ended(now, peer, transfer, report));
-                placed?;
-                self.answer(bytes).map_err(Answer::Broken)
-            }
+            // An ended claim stops this within one look at the flag; the stream then ends too, so
+            // whatever is still on its way has nowhere to go.
+            Verb::Put => self.each_batch(serving, units, |batch, socket, _| {
+                batch.recv_all(socket, &serving.ended).map(drop)
+            }),
         }
     }
 

@@ -1,11 +1,14 @@
 //! A connected data stream, TCP or Unix-domain: small exact reads and writes that give up when told
 //! to stop. The payload itself goes through `pdkv_device::IoBatch`.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use pdkv_core::Result;
+use pdkv_core::id::PeerKey;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -47,5 +50,29 @@ impl Socket {
 
     pub(crate) fn write_all(&self, buffer: &[u8], stop: &AtomicBool) -> Result<()> {
         pdkv_device::send_exact(self.fd(), buffer, stop)
+    }
+}
+
+/// The data streams of every peer, to be shut when the peer is lost.
+#[derive(Default)]
+pub(crate) struct Streams {
+    book: Mutex<BTreeMap<PeerKey, Vec<Weak<Socket>>>>,
+}
+
+impl Streams {
+    pub(crate) fn enter(&self, peer: PeerKey, socket: Socket) -> Arc<Socket> {
+        let socket = Arc::new(socket);
+        let mut book = self.book.lock().expect("no holder panics");
+        let list = book.entry(peer).or_default();
+        list.retain(|stream| stream.strong_count() > 0);
+        list.push(Arc::downgrade(&socket));
+        socket
+    }
+
+    pub(crate) fn shut_down(&self, peer: PeerKey) {
+        let list = self.book.lock().expect("no holder panics").remove(&peer);
+        for socket in list.into_iter().flatten().filter_map(|stream| stream.upgrade()) {
+            socket.shut_down();
+        }
     }
 }

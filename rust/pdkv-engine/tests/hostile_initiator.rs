@@ -1,0 +1,325 @@
+//! Initiators that send garbage, forge and overreach: each is refused or cut off, memory outside what
+//! was granted stays as it is, and the engine goes on serving others.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::fake::{Wire, hello};
+use common::{BLOCKS, LAYERS, LEASE, Memory, WAIT, allocate, cache, engine, table};
+use pdkv_core::ErrorKind;
+use pdkv_core::id::{Incarnation, SessionToken, TransferId};
+use pdkv_core::plan::WireOrder;
+use pdkv_core::reference::Reference;
+use pdkv_core::wire::{self, Claim, Done, Hello, Message, StreamHello};
+use pdkv_engine::{Engine, Export, KvCache, PullOptions, TransportKind};
+
+struct Scene {
+    engine: Engine,
+    cache: KvCache,
+    address: String,
+}
+
+fn scene() -> Scene {
+    let engine = engine("producer", TransportKind::ALL);
+    let cache = cache(&engine, Memory::Shared);
+    common::fill(&cache, cache.memory(), 1);
+    let address = engine.address().unwrap().to_owned();
+    Scene { engine, cache, address }
+}
+
+impl Scene {
+    /// An honest consumer still gets what it asks for, and nothing of the producer's memory changed.
+    fn still_serves(&self) {
+        let consumer = common::engine("consumer", &[TransportKind::Tcp]);
+        let target = cache(&consumer, Memory::Private);
+        consumer.connect(&self.address, Duration::from_secs(30)).unwrap();
+        let export = self.cache.export(table(&[5]), 4, b"", 1, LEASE).unwrap();
+        target
+            .pull(export.reference(), table(&[6]), &PullOptions::default())
+            .unwrap()
+            .wait(WAIT)
+            .unwrap();
+        for layer in 0..LAYERS {
+            assert_eq!(
+                common::read(&target, target.memory(), layer, 6),
+                common::expected(1, layer, 5)
+            );
+            for block in 0..BLOCKS {
+                let bytes = common::read(&self.cache, self.cache.memory(), layer, block);
+                assert_eq!(
+                    bytes,
+                    common::expected(1, layer, block),
+                    "layer {layer} block {block} changed"
+                );
+            }
+        }
+    }
+
+    fn export(&self) -> Export {
+        self.cache.export(table(&[1, 2]), 8, b"secret", 1, LEASE).unwrap()
+    }
+
+    /// A data stream of the session, past its greeting.
+    fn stream(&self, token: SessionToken) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let hello = StreamHello {
+            token,
+            incarnation: Incarnation::new([1; 16]),
+            index: 0,
+        };
+        stream
+            .write_all(&wire::encode(&Message::StreamHello(hello)).unwrap())
+            .unwrap();
+        let mut ready = [0];
+        stream.read_exact(&mut ready).unwrap();
+        stream
+    }
+}
+
+fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Claim {
+    Claim {
+        transfer: TransferId(transfer),
+        reference: reference.clone(),
+        expected_digest: None,
+        expected_fingerprint: fingerprint,
+        first_block: 0,
+        num_blocks: reference.num_blocks,
+        first_layer: 0,
+        num_layers: LAYERS as u32,
+        transport: "tcp".to_owned(),
+        remaining: Duration::from_secs(60),
+        wants_table: false,
+        order: Some(WireOrder::LAYER_MAJOR),
+    }
+}
+
+fn refusal(wire: &mut Wire) -> ErrorKind {
+    match wire.receive() {
+        Some(Message::Refuse(refuse)) => refuse.fault.kind,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Whether the other side ends the connection without having said anything.
+fn cut_off(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => rest.is_empty(),
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn garbage_on_the_port_is_cut_off() {
+    let scene = scene();
+    let oversized = u32::MAX.to_le_bytes();
+    let inputs: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        &oversized,
+        &[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF],
+        &[0; 64],
+    ];
+    for input in inputs {
+        let mut stream = TcpStream::connect(&scene.address).unwrap();
+        stream.write_all(input).unwrap();
+        assert!(cut_off(&mut stream), "{input:?}");
+    }
+    scene.still_serves();
+}
+
+#[test]
+fn hellos_without_identity_or_common_version_are_refused() {
+    let scene = scene();
+    let changes: [fn(&mut Hello); 3] = [
+        |hello| hello.name.clear(),
+        |hello| hello.min_version = 99,
+        |hello| hello.features = 0,
+    ];
+    for change in changes {
+        let mut wire = Wire::connect(&scene.address);
+        let mut bad = Hello {
+            attempt: [7; 16],
+            max_version: 99,
+            ..hello()
+        };
+        change(&mut bad);
+        wire.send(&Message::Hello(Box::new(bad)));
+        assert!(matches!(wire.receive(), Some(Message::HandshakeRefusal(_))));
+        assert!(wire.receive().is_none());
+    }
+    scene.still_serves();
+}
+
+#[test]
+fn a_stream_needs_the_token_of_a_session() {
+    let scene = scene();
+    let mut stream = TcpStream::connect(&scene.address).unwrap();
+    let hello = StreamHello {
+        token: SessionToken::new([0; 16]),
+        incarnation: Incarnation::new([1; 16]),
+        index: 0,
+    };
+    stream
+        .write_all(&wire::encode(&Message::StreamHello(hello)).unwrap())
+        .unwrap();
+    assert!(cut_off(&mut stream));
+    scene.still_serves();
+}
+
+#[test]
+fn altered_references_and_ranges_are_refused() {
+    let scene = scene();
+    let export = scene.export();
+    let mut wire = Wire::connect(&scene.address);
+    wire.shake_hands();
+    let print = scene.cache.fingerprint();
+    let good = claim(1, export.reference(), print);
+    let mut next = 1;
+    let mut expect = |change: fn(&mut Claim), kind: ErrorKind| {
+        let mut bad = good.clone();
+        bad.transfer = TransferId(next);
+        next += 1;
+        change(&mut bad);
+        wire.send(&Message::Claim(Box::new(bad)));
+        assert_eq!(refusal(&mut wire), kind);
+    };
+    expect(|claim| claim.reference.tag[3] ^= 1, ErrorKind::ReferenceForged);
+    expect(|claim| claim.reference.num_blocks = 60, ErrorKind::ReferenceForged);
+    expect(
+        |claim| claim.reference.incarnation = Incarnation::new([8; 16]),
+        ErrorKind::ReferenceRestarted,
+    );
+    expect(
+        |claim| claim.expected_digest = Some(b"guess".to_vec()),
+        ErrorKind::ReferenceDigest,
+    );
+    expect(
+        |claim| claim.expected_fingerprint = [0; 32],
+        ErrorKind::ReferenceFingerprint,
+    );
+    expect(|claim| claim.num_blocks = 3, ErrorKind::Layout);
+    expect(|claim| claim.num_layers = 9, ErrorKind::Layout);
+    assert_eq!(export.state().as_str(), "active", "refusals use nothing up");
+    scene.still_serves();
+}
+
+/// A request on a data stream, as `transport/tcp/codec.rs` lays it out.
+fn request(put: bool, spans: bool, transfer: u64, first: u64, units: u64, bytes: u64) -> Vec<u8> {
+    let mut raw = 0x5144_4B50_u32.to_le_bytes().to_vec();
+    raw.extend([u8::from(put), u8::from(spans), 0, 0]);
+    for word in [transfer, first, units, bytes] {
+        raw.extend(word.to_le_bytes());
+    }
+    raw
+}
+
+/// The error code of the answer; 0 for success.
+fn answer(stream: &mut TcpStream) -> u16 {
+    let mut raw = [0; 16];
+    stream.read_exact(&mut raw).unwrap();
+    let mut message = vec![0; usize::from(u16::from_le_bytes([raw[6], raw[7]]))];
+    stream.read_exact(&mut message).unwrap();
+    u16::from_le_bytes([raw[4], raw[5]])
+}
+
+#[test]
+fn a_stream_serves_only_what_was_granted() {
+    let scene = scene();
+    let export = scene.export();
+    let mut wire = Wire::connect(&scene.address);
+    let ack = wire.shake_hands();
+    let kv_region = ack.hello.regions[0].id.0;
+    let mut stream = scene.stream(ack.token);
+    stream.write_all(&request(false, false, 77, 0, 1, 256)).unwrap();
+    assert_eq!(answer(&mut stream), ErrorKind::ReferenceUnknown as u16, "no claim");
+    wire.send(&Message::Claim(Box::new(claim(
+        1,
+        export.reference(),
+        scene.cache.fingerprint(),
+    ))));
+    assert!(matches!(wire.receive(), Some(Message::Grant(_))));
+    stream.write_all(&request(false, false, 1, 0, u64::MAX, 256)).unwrap();
+    assert_eq!(answer(&mut stream), ErrorKind::Layout as u16, "more units than claimed");
+    stream.write_all(&request(false, false, 1, 0, 1, 1 << 20)).unwrap();
+    assert_eq!(
+        answer(&mut stream),
+        ErrorKind::Layout as u16,
+        "other bytes than the units have"
+    );
+    stream.write_all(&request(true, false, 1, 0, 1, 256)).unwrap();
+    stream.write_all(&[0xEE; 256]).unwrap();
+    assert_eq!(
+        answer(&mut stream),
+        ErrorKind::Region as u16,
+        "an export can't be written"
+    );
+    let mut raw = request(true, true, 0, 0, 1, 64);
+    for word in [kv_region, 0, 64] {
+        raw.extend(word.to_le_bytes());
+    }
+    raw.extend([0xEE; 64]);
+    stream.write_all(&raw).unwrap();
+    assert_eq!(
+        answer(&mut stream),
+        ErrorKind::Region as u16,
+        "KV blocks have no raw access"
+    );
+    wire.send(&Message::Done(Done {
+        transfer: TransferId(1),
+        bytes: 0,
+    }));
+    assert!(wire.receive().is_some());
+    stream.write_all(&request(false, false, 1, 0, 1, 256)).unwrap();
+    assert_eq!(
+        answer(&mut stream),
+        ErrorKind::ReferenceUnknown as u16,
+        "the claim is over"
+    );
+    stream.write_all(b"no request at all, but forty bytes of it").unwrap();
+    assert!(cut_off(&mut stream));
+    scene.still_serves();
+}
+
+#[test]
+fn raw_spans_outside_a_region_are_refused() {
+    let scene = scene();
+    let region = scene.engine.register(allocate(Memory::Private, 4096), None).unwrap();
+    let mut wire = Wire::connect(&scene.address);
+    let token = wire.shake_hands().token;
+    let mut stream = scene.stream(token);
+    for (offset, len) in [(4095, 2), (u64::MAX, 2), (0, 4097)] {
+        let mut raw = request(true, true, 0, 0, 1, len);
+        for word in [region.id().0, offset, len] {
+            raw.extend(word.to_le_bytes());
+        }
+        raw.resize(raw.len() + len as usize, 0xEE);
+        stream.write_all(&raw).unwrap();
+        assert_eq!(answer(&mut stream), ErrorKind::Region as u16, "{offset} + {len}");
+    }
+    let mut bytes = [1; 4096];
+    region.memory().read_at(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    scene.still_serves();
+}
+
+#[test]
+fn messages_of_the_wrong_role_close_only_that_channel() {
+    let scene = scene();
+    for wrong in [
+        Message::Hello(Box::new(hello())),
+        Message::Ack(wire::Ack {
+            transfer: TransferId(1),
+        }),
+    ] {
+        let mut wire = Wire::connect(&scene.address);
+        wire.shake_hands();
+        wire.send(&wrong);
+        while wire.receive().is_some() {}
+    }
+    scene.still_serves();
+}
