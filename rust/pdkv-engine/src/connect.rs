@@ -170,7 +170,12 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 /// Tries every configured transport and keeps the reasons against those that don't work.
 fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> PeerLink {
     let remote = &established.remote;
-    let inproc = inproc_engine(remote.incarnation);
+    let wanted = shared.config.transports.contains(&TransportKind::Inproc);
+    let inproc = if wanted {
+        inproc_engine(remote.incarnation)
+    } else {
+        None
+    };
     let door = local_door(established);
     let process = reach_process(established, door.as_ref());
     let mut ways = Vec::new();

@@ -4,6 +4,7 @@
 //! The socket's name is abstract and random, the kernel vouches for the user at the other end, and
 //! the session token (told over the control channel) vouches for the session.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -25,8 +26,11 @@ const HELLO: usize = 24;
 const FDS: usize = 64;
 /// Regions one question may name.
 const MAX_WANTED: usize = 1 << 16;
-/// An entry of an answer: region, offset of its shared part, length of it.
-const ENTRY: usize = 24;
+/// An entry of an answer: region, where in it the shared part begins, how long that is, and where in
+/// the descriptor it begins.
+const ENTRY: usize = 32;
+/// What follows the last entry.
+const END: [u8; 1] = [0xE0];
 /// How long a step on this socket may take; the other end is a thread on this host.
 const STEP: Duration = Duration::from_secs(5);
 
@@ -97,27 +101,24 @@ impl LocalDoor {
             question.extend_from_slice(&id.0.to_le_bytes());
         }
         send(&stream, &question)?;
+        let sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
         let mut found = Vec::with_capacity(wanted.len());
         let mut answer = vec![0; FDS * ENTRY];
-        while let Some((count, fds)) = pdkv_device::recv_fds(stream.as_fd(), &mut answer, FDS)? {
+        loop {
+            let piece = pdkv_device::recv_fds(stream.as_fd(), &mut answer, FDS)?;
+            let (count, fds) = piece.ok_or_else(|| refuse("the peer stalled while handing out descriptors"))?;
+            if answer[..count] == END {
+                break;
+            }
             if count != fds.len() * ENTRY {
-                return Err(Error::new(
-                    ErrorKind::Integrity,
-                    "local socket",
-                    "descriptors and entries don't match",
-                ));
+                return Err(refuse("descriptors and entries don't match"));
             }
             for (entry, fd) in answer[..count].chunks_exact(ENTRY).zip(fds) {
                 let (id, region_offset, len) = (RegionId(word(entry, 0)), word(entry, 8), word(entry, 16));
-                let fits = |size: u64| region_offset.checked_add(len).is_some_and(|end| end <= size);
-                if wanted.iter().any(|&(want, size)| want == id && fits(size)) {
-                    found.push((
-                        id,
-                        Mapped {
-                            memory: HostRegion::map_peer(fd, len, true)?,
-                            region_offset,
-                        },
-                    ));
+                let fits = |&size: &u64| region_offset.checked_add(len).is_some_and(|end| end <= size);
+                if sizes.get(&id).is_some_and(fits) {
+                    let memory = HostRegion::map_peer_at(fd, word(entry, 24), len, true)?;
+                    found.push((id, Mapped { memory, region_offset }));
                 }
             }
         }
@@ -170,11 +171,12 @@ fn give_regions(shared: &Shared, stream: &UnixStream) -> Result<()> {
             entries.extend_from_slice(&id.0.to_le_bytes());
             entries.extend_from_slice(&part.region_offset.to_le_bytes());
             entries.extend_from_slice(&part.fd_len.to_le_bytes());
+            entries.extend_from_slice(&part.fd_offset.to_le_bytes());
         }
         let fds: Vec<_> = group.iter().map(|(_, part)| part.fd).collect();
         pdkv_device::send_fds(stream.as_fd(), &fds, &entries)?;
     }
-    Ok(())
+    send(stream, &END)
 }
 
 /// Bounds every step on this socket: the other end is a thread on this host.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use pdkv_core::plan::CopyRun;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{CmaBatch, HostRegion, Process};
+use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Process};
 
 use super::work::Program;
 use super::{Direction, Link, Work};
@@ -112,7 +112,7 @@ impl OneSided {
         }
     }
 
-    fn move_units(&self, work: &Work, units: Range<u64>, mapped: &[Option<Mapped>]) -> Result<u64> {
+    fn move_units<'a>(&self, work: &'a Work, units: Range<u64>, mapped: &'a [Option<Mapped>]) -> Result<u64> {
         with_batch(|batch| {
             let Program::Joint(plan) = &work.program else {
                 return Err(Error::new(
@@ -121,9 +121,13 @@ impl OneSided {
                     "a one-sided link needs both sides' places",
                 ));
             };
+            let mut lanes = Lanes {
+                batch,
+                pipe: CopyPipe::new(),
+            };
             let (mut bytes, mut runs) = (0, 0);
             let mut failure = None;
-            let flow = plan.walk(units, |run| match self.move_run(work, mapped, batch, &run) {
+            let flow = plan.walk(units, |run| match self.move_run(work, mapped, &mut lanes, &run) {
                 Ok(()) => {
                     bytes += run.len;
                     runs += 1;
@@ -148,10 +152,10 @@ impl OneSided {
                     "stopped before the last byte",
                 ));
             }
-            if !batch.is_empty() {
-                self.flush(work.direction, batch)?;
+            if !lanes.batch.is_empty() {
+                self.flush(work.direction, lanes.batch)?;
             }
-            pdkv_device::copy_fence();
+            lanes.pipe.finish()?;
             work.add_runs(runs);
             Ok(bytes)
         })
@@ -161,8 +165,8 @@ impl OneSided {
     fn move_run<'a>(
         &self,
         work: &'a Work,
-        mapped: &[Option<Mapped>],
-        batch: &mut CmaBatch<'a>,
+        mapped: &'a [Option<Mapped>],
+        lanes: &mut Lanes<'_, 'a>,
         run: &CopyRun,
     ) -> Result<()> {
         let (near, far) = match work.direction {
@@ -172,10 +176,18 @@ impl OneSided {
         let local = &work.local[near.region as usize];
         let region = &work.remote[far.region as usize];
         let Some(mapped) = &mapped[far.region as usize] else {
-            return self.queue(work.direction, batch, local, near.offset, region, far.offset, run.len);
+            return self.queue(
+                work.direction,
+                lanes.batch,
+                local,
+                near.offset,
+                region,
+                far.offset,
+                run.len,
+            );
         };
         if let Some(at) = mapped.locate(far.offset, run.len) {
-            return copy(work.direction, (local, near.offset), (&mapped.memory, at), run.len);
+            return lanes.copy(work.direction, (local, near.offset), (&mapped.memory, at), run.len);
         }
         // The run touches an edge outside the mapping: cut it in at most three.
         let inside_start = mapped.region_offset.clamp(far.offset, far.offset + run.len);
@@ -183,13 +195,21 @@ impl OneSided {
         for (start, end) in [(far.offset, inside_start), (inside_end, far.offset + run.len)] {
             if start < end {
                 let near_offset = near.offset + (start - far.offset);
-                self.queue(work.direction, batch, local, near_offset, region, start, end - start)?;
+                self.queue(
+                    work.direction,
+                    lanes.batch,
+                    local,
+                    near_offset,
+                    region,
+                    start,
+                    end - start,
+                )?;
             }
         }
         if inside_start < inside_end {
             let near_offset = near.offset + (inside_start - far.offset);
             let at = inside_start - mapped.region_offset;
-            copy(
+            lanes.copy(
                 work.direction,
                 (local, near_offset),
                 (&mapped.memory, at),
@@ -225,6 +245,30 @@ impl OneSided {
             Ok(bytes) => work.add_bytes(bytes),
             Err(error) => work.fail(error),
         }
+    }
+}
+
+/// The two ways a run can take within one turn of a thread.
+struct Lanes<'b, 'a> {
+    batch: &'b mut CmaBatch<'a>,
+    pipe: CopyPipe<'a>,
+}
+
+impl<'a> Lanes<'_, 'a> {
+    #[inline]
+    fn copy(
+        &mut self,
+        direction: Direction,
+        local: (&'a HostRegion, u64),
+        far: (&'a HostRegion, u64),
+        len: u64,
+    ) -> Result<()> {
+        let (dst, src) = if direction == Direction::Read {
+            (local, far)
+        } else {
+            (far, local)
+        };
+        self.pipe.push(dst.0, dst.1, src.0, src.1, len)
     }
 }
 
