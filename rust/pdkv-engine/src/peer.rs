@@ -305,8 +305,8 @@ impl Peer {
         self.shared.check_open("renew")?;
         self.link.check_alive()?;
         let (answer, answered) = mpsc::channel();
-        self.shared.drive(|state, _| {
-            let request = state.node.renew_remote(self.link.key, reference.clone(), lease)?;
+        self.shared.drive(|state, now| {
+            let request = state.node.renew_remote(now, self.link.key, reference.clone(), lease)?;
             state.raw.expect_renewal(request, answer);
             Ok::<_, Error>(())
         })?;

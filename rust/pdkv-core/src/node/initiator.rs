@@ -118,17 +118,20 @@ impl Node {
         self.transfers.get(&transfer).map(|t| t.machine.state())
     }
 
-    /// Asks the owner to extend a lease; answered by [`Action::Renewed`] with the returned number.
+    /// Asks the owner to extend a lease; answered by [`Action::Renewed`] with the returned number, at
+    /// the latest when the peer would count as silent.
     ///
     /// # Errors
     /// `PeerLost` when the channel is down.
-    pub fn renew_remote(&mut self, peer: PeerKey, reference: Reference, extend: Duration) -> Result<u64> {
+    pub fn renew_remote(&mut self, now: Now, peer: PeerKey, reference: Reference, extend: Duration) -> Result<u64> {
         if !self.peers.contains_key(&peer) {
             return Err(self.no_peer("renew", peer));
         }
         let request = self.next_request;
         self.next_request += 1;
         self.renewals.insert(request, peer);
+        let deadline = now.saturating_add(self.config.peer_timeout);
+        self.timers.arm(Timer::Renewal(request), deadline);
         self.send(
             peer,
             Message::Renew(Box::new(Renew {
@@ -253,12 +256,22 @@ impl Node {
             return;
         }
         self.renewals.remove(&renewed.request);
+        self.timers.disarm(Timer::Renewal(renewed.request));
         let result = renewed.result.map_err(|fault| fault.into_error("renew"));
         self.actions.push_back(Action::Renewed {
             peer,
             request: renewed.request,
             result,
         });
+    }
+
+    pub(super) fn renewal_over(&mut self, request: u64) {
+        let Some(peer) = self.renewals.remove(&request) else {
+            return;
+        };
+        let text = format!("the owner did not answer within `{:?}`", self.config.peer_timeout);
+        let result = Err(Error::new(ErrorKind::TransferTimeout, "renew", text));
+        self.actions.push_back(Action::Renewed { peer, request, result });
     }
 
     pub(super) fn renewals_lost(&mut self, peer: PeerKey, error: &Error) {
@@ -270,6 +283,7 @@ impl Node {
             .collect();
         for request in lost {
             self.renewals.remove(&request);
+            self.timers.disarm(Timer::Renewal(request));
             self.actions.push_back(Action::Renewed {
                 peer,
                 request,

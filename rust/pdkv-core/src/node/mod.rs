@@ -54,6 +54,7 @@ enum Timer {
     FenceAgain(TransferId),
     Heartbeat(PeerKey),
     Silence(PeerKey),
+    Renewal(u64),
 }
 
 /// The protocol engine. See the module's documentation.
@@ -151,6 +152,7 @@ impl Node {
                 Timer::FenceAgain(transfer) => self.fence_again(now, transfer),
                 Timer::Heartbeat(peer) => self.heartbeat(now, peer),
                 Timer::Silence(peer) => self.silence(now, peer),
+                Timer::Renewal(request) => self.renewal_over(request),
             }
         }
     }

@@ -62,7 +62,8 @@ impl Peer {
 impl Node {
     /// A handshake has succeeded. `peer` must be new: keys are never used again.
     pub fn peer_up(&mut self, now: Now, peer: PeerKey, role: Role, remote: RemotePeer) {
-        let floor = Duration::from_millis(1);
+        // A peer may ask for more pings than we would send, but not for a flood.
+        let floor = self.config.heartbeat.min(Duration::from_millis(50));
         let heartbeat = self.config.heartbeat.min(remote.peer_timeout / 3).max(floor);
         let record = Peer {
             role,

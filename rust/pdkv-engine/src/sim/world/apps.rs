@@ -5,8 +5,8 @@ use core::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_core::block_table::BlockTable;
-use pdkv_core::id::{CacheId, ExportId, TransferId};
-use pdkv_core::node::{ExportSpec, TransferSpec};
+use pdkv_core::id::{CacheId, ExportId, PeerKey, TransferId};
+use pdkv_core::node::{ExportSpec, Node, Now, TransferSpec};
 use pdkv_core::plan::Selection;
 use pdkv_core::reference::{ExportKind, Reference};
 
@@ -80,8 +80,8 @@ impl World {
             }
             App::Renew { host, reference } => {
                 let extend = self.rng.time(Duration::from_secs(3));
-                self.ask(host, &reference, |node, peer, reference| {
-                    let _ = node.renew_remote(peer, reference, extend);
+                self.ask(host, &reference, |node, now, peer, reference| {
+                    let _ = node.renew_remote(now, peer, reference, extend);
                 });
             }
             App::Reject {
@@ -91,7 +91,7 @@ impl World {
             } => {
                 // Twice, because the second must not matter.
                 for _ in 0..2 {
-                    self.ask(host, &reference, |node, peer, reference| {
+                    self.ask(host, &reference, |node, _, peer, reference| {
                         let _ = node.reject(peer, reference, consumer);
                     });
                 }
@@ -99,18 +99,15 @@ impl World {
         }
     }
 
-    fn ask(
-        &mut self,
-        host: usize,
-        reference: &str,
-        question: impl FnOnce(&mut pdkv_core::node::Node, pdkv_core::id::PeerKey, Reference),
-    ) {
+    fn ask(&mut self, host: usize, reference: &str, question: impl FnOnce(&mut Node, Now, PeerKey, Reference)) {
         let Ok(reference) = Reference::from_json(reference) else {
             return;
         };
         let Some(owner) = owner_of(&reference) else { return };
         if let Some(peer) = self.connect(host, owner) {
-            question(&mut self.hosts[host].node, peer, reference);
+            let it = &mut self.hosts[host];
+            let now = it.clock(self.now);
+            question(&mut it.node, now, peer, reference);
             self.pump(host);
         }
     }

@@ -1,0 +1,355 @@
+//! Every transfer ends, on both sides, whoever gives up first; and memory is quiesced only when the
+//! mover is out of it.
+
+mod common;
+
+use common::{Pair, S, TO_INITIATOR, TO_OWNER, outcome, quiesced};
+use pdkv_core::id::TransferId;
+use pdkv_core::node::{Action, Destination, ExportState, NodeConfig, Outcome, TransferState};
+use pdkv_core::reference::{ExportKind, Reference};
+use pdkv_core::wire::{Ack, Fault, Message, Revoke};
+use pdkv_core::{Error, ErrorKind};
+
+fn moving(pair: &mut Pair, kind: ExportKind) -> (Reference, TransferId) {
+    let reference = pair.export(kind, 4, 2, 1);
+    let transfer = pair.begin(&reference, 0, 4, (0, 2));
+    pair.exchange();
+    assert_eq!(pair.initiator.transfer_state(transfer), Some(TransferState::Moving));
+    (reference, transfer)
+}
+
+fn stopped() -> Result<u64, Error> {
+    Err(Error::new(ErrorKind::TransferCancelled, "mover", "stopped"))
+}
+
+fn failure(actions: &[Action], transfer: TransferId) -> (ErrorKind, Destination) {
+    match outcome(actions, transfer) {
+        Some(Outcome::Failed { error, destination }) => (error.kind(), *destination),
+        other => panic!("not a failure: {other:?}"),
+    }
+}
+
+#[test]
+fn cancel_finishes_at_once_and_quiesces_when_the_mover_is_out() {
+    let mut pair = Pair::new();
+    let (reference, transfer) = moving(&mut pair, ExportKind::Export);
+    pair.initiator.cancel(pair.now, transfer);
+    pair.initiator.cancel(pair.now, transfer);
+    let (actions, _) = pair.exchange();
+    let cancelled = outcome(&actions, transfer).expect("finished");
+    assert!(matches!(
+        cancelled,
+        Outcome::Cancelled {
+            destination: Destination::Invalid
+        }
+    ));
+    assert!(!quiesced(&actions, transfer));
+    assert!(actions.iter().any(|a| matches!(a, Action::Stop { .. })));
+    assert_eq!(pair.owner.live_claims(), 1);
+    pair.initiator.moved(pair.now, transfer, Ok(64));
+    pair.initiator.moved(pair.now, transfer, Ok(64));
+    let (actions, _) = pair.exchange();
+    assert!(quiesced(&actions, transfer) && outcome(&actions, transfer).is_none());
+    assert_eq!(pair.initiator.stats().stray_moves, 1);
+    // The slot is free again.
+    let again = pair.begin(&reference, 0, 4, (0, 2));
+    pair.exchange();
+    assert_eq!(pair.initiator.transfer_state(again), Some(TransferState::Moving));
+}
+
+#[test]
+fn cancel_before_the_grant_leaves_the_destination_untouched() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 1);
+    let transfer = pair.begin(&reference, 0, 4, (0, 2));
+    pair.initiator.cancel(pair.now, transfer);
+    let (actions, _) = pair.exchange();
+    let cancelled = outcome(&actions, transfer).expect("finished");
+    assert!(matches!(
+        cancelled,
+        Outcome::Cancelled {
+            destination: Destination::Untouched
+        }
+    ));
+    assert!(quiesced(&actions, transfer));
+    assert!(!actions.iter().any(|a| matches!(a, Action::Move { .. })));
+    assert_eq!(
+        (pair.owner.live_claims(), pair.initiator.stats().stray_messages),
+        (0, 1)
+    );
+}
+
+#[test]
+fn a_timeout_fences_before_it_frees() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    let (actions, _) = pair.pass(S * 11);
+    assert_eq!(
+        failure(&actions, transfer),
+        (ErrorKind::TransferTimeout, Destination::Invalid)
+    );
+    assert!(!quiesced(&actions, transfer));
+    assert_eq!(pair.owner.live_claims(), 0, "the owner's own deadline frees the claim");
+    pair.initiator.moved(pair.now, transfer, stopped());
+    let (actions, _) = pair.exchange();
+    assert!(quiesced(&actions, transfer));
+}
+
+#[test]
+fn release_while_bytes_move_fails_the_fence() {
+    let mut pair = Pair::new();
+    let (reference, transfer) = moving(&mut pair, ExportKind::Export);
+    // The fence is asked for before the revocation arrives.
+    pair.initiator.moved(pair.now, transfer, Ok(1));
+    pair.owner.release(pair.now, reference.export_id).expect("alive");
+    assert_eq!(pair.owner.export_state(reference.export_id), ExportState::Released);
+    let (actions, _) = pair.exchange();
+    assert_eq!(
+        failure(&actions, transfer),
+        (ErrorKind::ReferenceReleased, Destination::Invalid)
+    );
+}
+
+#[test]
+fn a_claim_keeps_an_export_pinned_past_its_lease() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 2);
+    pair.pass(S * 29);
+    let transfer = pair.begin(&reference, 0, 4, (0, 2));
+    let (_, owner) = pair.pass(S * 5);
+    assert!(owner.iter().any(|a| matches!(
+        a,
+        Action::ExportChanged {
+            state: ExportState::Expiring,
+            ..
+        }
+    )));
+    pair.initiator.moved(pair.now, transfer, Ok(1));
+    let (actions, owner) = pair.exchange();
+    assert!(matches!(outcome(&actions, transfer), Some(Outcome::Done { .. })));
+    assert!(owner.iter().any(|a| matches!(
+        a,
+        Action::ExportChanged {
+            state: ExportState::Expired,
+            ..
+        }
+    )));
+}
+
+#[test]
+fn renewal_extends_a_lease_and_never_shortens_it() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 1);
+    pair.pass(S * 20);
+    let request = pair
+        .initiator
+        .renew_remote(pair.now, TO_OWNER, reference.clone(), S * 60)
+        .expect("up");
+    let (actions, _) = pair.exchange();
+    let answer = actions.iter().find_map(|a| match a {
+        Action::Renewed { request: r, result, .. } if *r == request => result.as_ref().ok(),
+        _ => None,
+    });
+    assert_eq!(answer, Some(&(S * 60)));
+    assert_eq!(
+        pair.owner.renew(pair.now, reference.export_id, S).expect("alive"),
+        S * 60
+    );
+    pair.pass(S * 59);
+    assert_eq!(pair.owner.export_state(reference.export_id), ExportState::Active);
+    pair.pass(S * 2);
+    assert_eq!(pair.owner.export_state(reference.export_id), ExportState::Expired);
+    pair.initiator
+        .renew_remote(pair.now, TO_OWNER, reference, S)
+        .expect("up");
+    let (actions, _) = pair.exchange();
+    let refusal = actions.iter().find_map(|a| match a {
+        Action::Renewed { result: Err(error), .. } => Some(error.kind()),
+        _ => None,
+    });
+    assert_eq!(refusal, Some(ErrorKind::ReferenceExpired));
+}
+
+#[test]
+fn an_offer_is_reusable_only_when_its_writer_is_out() {
+    let mut pair = Pair::new();
+    let (offer, transfer) = moving(&mut pair, ExportKind::Offer);
+    pair.owner.release(pair.now, offer.export_id).expect("alive");
+    let (actions, _) = pair.exchange();
+    assert_eq!(
+        failure(&actions, transfer),
+        (ErrorKind::ReferenceReleased, Destination::Invalid)
+    );
+    pair.pass(S * 60);
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Releasing);
+    pair.initiator.moved(pair.now, transfer, stopped());
+    pair.exchange();
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Released);
+}
+
+#[test]
+fn a_lost_writer_keeps_its_offer_until_it_is_known_dead() {
+    let mut pair = Pair::new();
+    let (offer, transfer) = moving(&mut pair, ExportKind::Offer);
+    let lost = Error::new(ErrorKind::PeerLost, "read", "connection reset");
+    pair.initiator.peer_down(pair.now, TO_OWNER, &lost);
+    pair.owner.peer_down(pair.now, TO_INITIATOR, &lost);
+    let (actions, owner) = pair.exchange();
+    assert_eq!(failure(&actions, transfer), (ErrorKind::PeerLost, Destination::Invalid));
+    assert!(owner.iter().any(|a| matches!(a, Action::ServeStop { .. })));
+    pair.pass(S * 60);
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Expiring);
+    pair.owner.writer_dead(pair.now, TO_INITIATOR);
+    pair.exchange();
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Expired);
+    assert_eq!(pair.owner.live_claims(), 0);
+}
+
+#[test]
+fn the_fence_waits_for_the_owners_own_streams() {
+    let mut pair = Pair::new();
+    let (offer, transfer) = moving(&mut pair, ExportKind::Offer);
+    assert!(pair.owner.serve_started(TO_INITIATOR, transfer).is_some());
+    pair.initiator.moved(pair.now, transfer, Ok(1));
+    let (actions, _) = pair.pass(S * 3);
+    assert!(outcome(&actions, transfer).is_none());
+    pair.owner.serve_ended(pair.now, TO_INITIATOR, transfer, Ok(()));
+    let (actions, _) = pair.exchange();
+    assert!(matches!(outcome(&actions, transfer), Some(Outcome::Done { .. })));
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Filled);
+    assert!(pair.owner.serve_started(TO_INITIATOR, transfer).is_none());
+}
+
+#[test]
+fn a_failed_stream_of_the_owner_reaches_the_initiator() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    pair.owner.serve_started(TO_INITIATOR, transfer).expect("alive");
+    let error = Error::new(ErrorKind::Transfer, "stream", "broken pipe");
+    pair.owner.serve_ended(pair.now, TO_INITIATOR, transfer, Err(error));
+    let (actions, _) = pair.exchange();
+    assert_eq!(failure(&actions, transfer), (ErrorKind::Transfer, Destination::Invalid));
+}
+
+#[test]
+fn silence_closes_the_channel_and_ends_what_hung_on_it() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    // Only the initiator's clock runs: nothing comes from the other side.
+    let end = pair.now + S * 6;
+    pair.initiator.tick(end);
+    let mut actions = Vec::new();
+    while let Some(action) = pair.initiator.poll_action() {
+        actions.push(action);
+    }
+    assert!(matches!(actions.last(), Some(Action::Close { .. })));
+    assert_eq!(failure(&actions, transfer), (ErrorKind::PeerLost, Destination::Invalid));
+    assert_eq!(pair.initiator.stats().peers_silent, 1);
+}
+
+#[test]
+fn a_revocation_of_what_we_never_had_is_answered_quiesced() {
+    let mut pair = Pair::new();
+    let fault = Fault {
+        kind: ErrorKind::ReferenceReleased,
+        message: String::new(),
+        hint: String::new(),
+    };
+    let revoke = Message::Revoke(Revoke {
+        transfer: TransferId(77),
+        fault,
+    });
+    pair.initiator
+        .handle(pair.now, TO_OWNER, revoke)
+        .expect("not a violation");
+    let answer = pair.initiator.poll_action();
+    assert!(
+        matches!(
+            answer,
+            Some(Action::Send {
+                message: Message::Abandon(_),
+                ..
+            })
+        ),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_lost_done_is_asked_for_again() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    pair.initiator.moved(pair.now, transfer, Ok(1));
+    let lost = pair.initiator.poll_action();
+    assert!(matches!(
+        lost,
+        Some(Action::Send {
+            message: Message::Done(_),
+            ..
+        })
+    ));
+    let (actions, _) = pair.pass(S * 2);
+    assert!(matches!(outcome(&actions, transfer), Some(Outcome::Done { .. })));
+    assert_eq!(pair.initiator.stats().fences_reasked, 1);
+}
+
+#[test]
+fn messages_from_the_wrong_side_are_violations() {
+    let mut pair = Pair::new();
+    let ack = Message::Ack(Ack {
+        transfer: TransferId(1),
+    });
+    let error = pair
+        .owner
+        .handle(pair.now, TO_INITIATOR, ack)
+        .expect_err("owners send acks");
+    assert_eq!(error.kind(), ErrorKind::Handshake);
+}
+
+#[test]
+fn an_ack_before_the_fence_changes_nothing() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    pair.initiator
+        .handle(pair.now, TO_OWNER, Message::Ack(Ack { transfer }))
+        .expect("counted");
+    assert_eq!(pair.initiator.transfer_state(transfer), Some(TransferState::Moving));
+    assert_eq!(pair.initiator.stats().stray_messages, 1);
+}
+
+#[test]
+fn an_unanswered_renewal_ends() {
+    let config = NodeConfig {
+        peer_timeout: S * 5,
+        ..NodeConfig::default()
+    };
+    let mut pair = Pair::with(config);
+    let reference = pair.export(ExportKind::Export, 1, 1, 1);
+    pair.initiator
+        .renew_remote(pair.now, TO_OWNER, reference, S)
+        .expect("up");
+    assert!(
+        matches!(pair.initiator.poll_action(), Some(Action::Send { .. })),
+        "and it is lost"
+    );
+    let (actions, _) = pair.pass(S * 6);
+    assert!(
+        actions
+            .iter()
+            .any(|a| matches!(a, Action::Renewed { result: Err(_), .. }))
+    );
+}
+
+#[test]
+fn zero_blocks_are_a_transfer_like_any_other() {
+    let mut pair = Pair::new();
+    for kind in [ExportKind::Export, ExportKind::Offer] {
+        let reference = pair.export(kind, 0, 2, 1);
+        let transfer = pair.begin(&reference, 0, 0, (0, 2));
+        pair.exchange();
+        pair.initiator.moved(pair.now, transfer, Ok(0));
+        let (actions, _) = pair.exchange();
+        assert!(matches!(outcome(&actions, transfer), Some(Outcome::Done { bytes: 0 })));
+    }
+    assert_eq!(pair.owner.live_exports(), 0);
+}
