@@ -87,17 +87,18 @@ fn digest_fingerprint_and_range() {
     pull(&mut pair, &reference);
 }
 
+type Alter = fn(&mut Reference);
+
 #[test]
 fn every_altered_field_is_seen() {
     let mut pair = Pair::new();
     let good = pair.export(ExportKind::Export, 4, 2, 1);
-    type Alter = fn(&mut Reference);
     let alterations: [(&str, Alter); 11] = [
         ("kind", |r| r.kind = ExportKind::Offer),
         ("engine", |r| r.engine.push('x')),
         ("address", |r| r.address.push('x')),
         ("export_id", |r| {
-            r.export_id = pdkv_core::id::ExportId::new([1; 16].map(|b: u8| b ^ 2))
+            r.export_id = pdkv_core::id::ExportId::new([3; 16]);
         }),
         ("cache", |r| r.cache.0 ^= 1),
         ("digest", |r| r.digest[0] ^= 1),
