@@ -30,6 +30,8 @@ use crate::registry::{LocalCache, LocalRegion};
 use crate::shared::{Parts, Shared};
 use crate::stats::EngineStats;
 
+/// How long close() waits for the progress thread to let go of the port.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Longest name of an engine.
 const MAX_NAME: usize = 200;
 
@@ -311,6 +313,8 @@ fn close(shared: &Arc<Shared>) {
     shared.registry.clear();
     // The progress thread looks at the flag when it wakes.
     let _ = shared.waker.wake();
+    // Bounded, for the last handle may be dropped by the progress thread itself.
+    shared.stopped.wait(CLOSE_WAIT);
 }
 
 fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
@@ -394,5 +398,11 @@ impl Region {
             caches: Vec::new(),
         }));
         Ok(())
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({}, {} bytes)", self.id(), self.local.memory.len())
     }
 }

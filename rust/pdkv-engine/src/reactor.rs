@@ -135,8 +135,10 @@ impl Reactor {
                 busy_until = Instant::now() + spin;
             }
         }
+        // The port is free again before close() returns.
         self.local = None;
         self.listener = None;
+        self.shared.stopped.set();
     }
 
     fn stranger_timeout(&self, sleep: Option<Duration>) -> Option<Duration> {

@@ -18,7 +18,7 @@ use pdkv_core::wire::{Goodbye, Grant, Message};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
-use crate::clock::Clock;
+use crate::clock::{Clock, Flag};
 use crate::completion::Completions;
 use crate::config::EngineConfig;
 use crate::export::ExportWatch;
@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     /// Connections made by callers, on their way to the progress thread.
     pub(crate) arrivals: Mutex<Vec<crate::reactor::Arrival>>,
     pub(crate) closed: AtomicBool,
+    /// The progress thread has let go of its listeners.
+    pub(crate) stopped: Flag,
     state: Mutex<State>,
     /// When the progress thread will wake by itself, in nanoseconds of the engine's clock.
     armed: AtomicU64,
@@ -126,6 +128,7 @@ impl Shared {
             waker: parts.waker,
             arrivals: Mutex::default(),
             closed: AtomicBool::new(false),
+            stopped: Flag::default(),
             state: Mutex::new(State {
                 node: parts.node,
                 peers: BTreeMap::new(),
