@@ -19,13 +19,15 @@ RUST_TESTS := --workspace --exclude pdkv-py
 SMALL_DEMO := --model tiny --isl 256 --iters 2
 SDIST := target/sdist
 BENCH_ARGS ?=
+FUZZ_TARGET ?= frames
+FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small test-python
 
 .PHONY: help venv build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
-	lint-python types stubtest sdist example bench figures floors bench-plan wheel clean
+	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -71,6 +73,9 @@ floors: build ## Measure every speed that pdkv promises and judge it (minutes, w
 
 bench-plan: ## Run the criterion benchmark of the planner
 	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan
+
+fuzz: ## Fuzz a decoder (needs nightly and cargo-fuzz; FUZZ_TARGET=frames|node|reference_json FUZZ_SECONDS=60)
+	@cargo +nightly fuzz run $(FUZZ_TARGET) -- -max_total_time=$(FUZZ_SECONDS)
 
 wheel: $(DEPENDENCIES) ## Build the release wheel into dist/
 	@$(BIN)/maturin build --release $(CARGO_FLAGS) --out dist
