@@ -83,10 +83,18 @@ def details(rows: Iterable[Row]) -> str:
 
 
 def origin(host: Row, rows: Iterable[Row], commit: str) -> str:
-    """Where the figures come from: commit, seed, machine."""
-    seeds = sorted({str(row["seed"]) for row in transfers(rows)})
-    machine = ", ".join(f"{key} {value}" for key, value in host.items() if isinstance(value, str | int | float))
-    return f"Commit `{commit}`, seed {', '.join(seeds)}. Machine: {machine}.\n"
+    """Where the figures come from: commit, settings, machine."""
+    ours = transfers(rows)
+
+    def each(field: str) -> str:
+        return ", ".join(str(value) for value in sorted({row[field] for row in ours}))
+
+    return (
+        f"Commit `{commit}`, seed {each('seed')}, {each('iters')} iterations, {each('threads')} copy threads, "
+        f"{each('streams')} streams; {each('fragmentation')} block tables. {host['cpu']}, {host['cores']} cores, "
+        f"{host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, transparent huge pages "
+        f"`{host['transparent_hugepage']}`.\n"
+    )
 
 
 def replace(page: str, text: str) -> str:

@@ -30,6 +30,10 @@ ROW = {
     "plan_us": 3.0,
     "post_us": 4.0,
     "seed": 7,
+    "iters": 5,
+    "threads": 2,
+    "streams": 1,
+    "fragmentation": "random",
 }
 ROWS = [ROW, {**ROW, "block_bytes": 1 << 20, "gb_per_s": 9.0}, {**ROW, "kind": "limit"}]
 
@@ -42,6 +46,12 @@ def test_summary_has_a_line_a_transport_and_a_column_a_size():
 
 def test_details_have_a_line_a_measurement_of_ours():
     assert len(figures.details(ROWS).splitlines()) == 2 + 2
+
+
+def test_origin_names_commit_settings_and_machine():
+    host = {"cpu": "X", "cores": 2, "memory_bytes": 3 << 30, "kernel": "6", "transparent_hugepage": "never"}
+    text = figures.origin(host, ROWS, "abc")
+    assert all(fact in text for fact in ("`abc`", "seed 7", "5 iterations", "2 copy threads", "X, 2 cores, 3 GiB"))
 
 
 def test_rows_with_wrong_bytes_are_refused():
