@@ -110,8 +110,8 @@ types: $(DEPENDENCIES)
 	@$(BIN)/mypy
 
 stubtest: $(DEPENDENCIES)
-	@$(BIN)/stubtest pdkv._core --mypy-config-file pyproject.toml \
-		--allowlist python/stubtest-allowlist.txt --ignore-unused-allowlist
+	@$(BIN)/stubtest pdkv._core --mypy-config-file pyproject.toml --ignore-unused-allowlist \
+		--allowlist rust/pdkv-py/stubtest-allowlist.txt
 
 sdist: $(DEPENDENCIES)
 	@rm -rf $(SDIST) && mkdir -p $(SDIST)/tree
