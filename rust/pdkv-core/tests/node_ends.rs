@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Pair, S, TO_INITIATOR, TO_OWNER, outcome, quiesced};
-use pdkv_core::id::TransferId;
-use pdkv_core::node::{Action, Destination, ExportState, NodeConfig, Outcome, TransferState};
+use pdkv_core::id::{PeerKey, TransferId};
+use pdkv_core::node::{Action, Destination, ExportState, NodeConfig, Outcome, Role, TransferState};
 use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::wire::{Ack, Fault, Message, Revoke};
 use pdkv_core::{Error, ErrorKind};
@@ -202,6 +202,45 @@ fn a_lost_writer_keeps_its_offer_until_it_is_known_dead() {
     pair.owner.writer_dead(pair.now, TO_INITIATOR);
     pair.exchange();
     assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Expired);
+    assert_eq!(pair.owner.live_claims(), 0);
+}
+
+#[test]
+fn a_writer_that_connects_again_says_that_it_is_out() {
+    let mut pair = Pair::new();
+    let (offer, transfer) = moving(&mut pair, ExportKind::Offer);
+    let lost = Error::new(ErrorKind::PeerLost, "read", "connection reset");
+    pair.initiator.peer_down(pair.now, TO_OWNER, &lost);
+    pair.owner.peer_down(pair.now, TO_INITIATOR, &lost);
+    pair.owner.release(pair.now, offer.export_id).expect("alive");
+    pair.exchange();
+    // A new channel between the same lives, while the mover is still in the memory.
+    let (to_owner, to_initiator) = (PeerKey(33), PeerKey(44));
+    let (owner, initiator) = (common::remote(&pair.owner), common::remote(&pair.initiator));
+    pair.initiator.peer_up(pair.now, to_owner, Role::Initiator, owner);
+    pair.owner.peer_up(pair.now, to_initiator, Role::Owner, initiator);
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Releasing);
+    assert!(
+        pair.initiator.poll_action().is_none(),
+        "nothing to say before the mover is out"
+    );
+    pair.initiator.moved(pair.now, transfer, stopped());
+    let Some(Action::Send { peer, message }) = pair.initiator.poll_action() else {
+        panic!("the owner is told");
+    };
+    assert_eq!(peer, to_owner);
+    pair.owner.handle(pair.now, to_initiator, message).expect("honest");
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Released);
+}
+
+#[test]
+fn closing_a_channel_ends_its_transfers_and_says_goodbye() {
+    let mut pair = Pair::new();
+    let (_, transfer) = moving(&mut pair, ExportKind::Export);
+    pair.initiator.close_peer(pair.now, TO_OWNER, "shutting down");
+    let (actions, owner) = pair.exchange();
+    assert_eq!(failure(&actions, transfer), (ErrorKind::Closed, Destination::Invalid));
+    assert!(matches!(owner.last(), Some(Action::Close { .. })), "{owner:?}");
     assert_eq!(pair.owner.live_claims(), 0);
 }
 

@@ -12,7 +12,7 @@ use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::export::Area;
 use crate::hex;
-use crate::id::{CacheId, ExportId, PeerKey, TransferId};
+use crate::id::{CacheId, ExportId, Incarnation, PeerKey, TransferId};
 use crate::plan::{Selection, WireOrder};
 use crate::reference::ExportKind;
 use crate::wire::{Ack, Claim, ClaimStatus, Fault, Grant, Message, Nack, Refuse, Revoke, StatusReply, violation};
@@ -42,6 +42,8 @@ pub struct ClaimView {
 pub(super) struct ClaimRecord {
     view: ClaimView,
     area: Area,
+    /// The initiator's life.
+    claimant: Option<Incarnation>,
     /// Why it was taken back; only writers stay on record then, until they are out.
     revoked: Option<Error>,
     /// The writer's channel is gone.
@@ -244,6 +246,7 @@ impl Node {
         let claim = ClaimRecord {
             view,
             area,
+            claimant: self.peers.get(&peer).map(|record| record.remote.incarnation),
             revoked: None,
             lost: false,
             dead: false,
@@ -310,7 +313,7 @@ impl Node {
     }
 
     fn on_abandon(&mut self, peer: PeerKey, transfer: TransferId, reason: ErrorKind) {
-        let key = (peer, transfer);
+        let key = self.claim_key(peer, transfer);
         let Some(record) = self.claims.get_mut(&key) else {
             self.stats.stray_messages += 1;
             return;
@@ -323,6 +326,21 @@ impl Node {
             self.actions.push_back(Action::ServeStop { peer, transfer });
         }
         self.writer_out(key);
+    }
+
+    /// The claim that an initiator means: of this channel, or of one that it lost. Its numbers are unique
+    /// within its life.
+    fn claim_key(&self, peer: PeerKey, transfer: TransferId) -> (PeerKey, TransferId) {
+        let life = self.peers.get(&peer).map(|record| record.remote.incarnation);
+        let lost = |(key, record): (&(PeerKey, TransferId), &ClaimRecord)| {
+            (key.1 == transfer && record.lost && record.claimant == life).then_some(*key)
+        };
+        let here = (peer, transfer);
+        if self.claims.contains_key(&here) {
+            here
+        } else {
+            self.claims.iter().find_map(lost).unwrap_or(here)
+        }
     }
 
     fn on_status(&mut self, peer: PeerKey, transfer: TransferId) {

@@ -4,10 +4,13 @@ use core::time::Duration;
 
 use super::{Action, Node, Now, Role, Timer, misplaced};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{PeerKey, TransferId};
-use crate::reference::Reference;
+use crate::id::{Incarnation, PeerKey, TransferId};
+use crate::reference::{ExportKind, Reference};
 use crate::transfer::{Effect, Event, Machine, Outcome, TransferSpec, TransferState};
 use crate::wire::{Abandon, Claim, ClaimStatus, Done, Grant, Message, Reject, Renew, Renewed, Status, violation};
+
+/// Writers remembered that could not report; the oldest are forgotten first.
+const MAX_UNREPORTED: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Transfer {
@@ -373,10 +376,42 @@ impl Node {
     }
 
     fn quiesce(&mut self, id: TransferId, peer: PeerKey) {
-        self.transfers.remove(&id);
+        let ended = self.transfers.remove(&id);
         if let Some(record) = self.peers.get_mut(&peer) {
             record.busy = record.busy.saturating_sub(1);
+        } else if let Some(transfer) = ended.filter(|t| t.reference.kind == ExportKind::Offer) {
+            let life = transfer.reference.incarnation;
+            self.unreported.insert(id, life);
+            if self.unreported.len() > MAX_UNREPORTED {
+                self.unreported.pop_first();
+            }
+            let is_owner = |p: &super::peers::Peer| p.role == Role::Initiator && p.remote.incarnation == life;
+            let again = self.peers.iter().find(|(_, p)| is_owner(p)).map(|(&key, _)| key);
+            if let Some(peer) = again {
+                self.report_writers_out(peer, life);
+            }
         }
         self.actions.push_back(Action::Quiesced { transfer: id });
+    }
+
+    /// Tells an owner that is connected again which writers are out of its memory: it may still hold
+    /// the blocks of offers for them.
+    pub(super) fn report_writers_out(&mut self, peer: PeerKey, life: Incarnation) {
+        let ids: Vec<_> = self
+            .unreported
+            .iter()
+            .filter(|&(_, l)| *l == life)
+            .map(|(&id, _)| id)
+            .collect();
+        for transfer in ids {
+            self.unreported.remove(&transfer);
+            self.send(
+                peer,
+                Message::Abandon(Abandon {
+                    transfer,
+                    reason: ErrorKind::PeerLost,
+                }),
+            );
+        }
     }
 }

@@ -68,6 +68,8 @@ pub struct Node {
     claims: BTreeMap<(PeerKey, TransferId), claims::ClaimRecord>,
     transfers: BTreeMap<TransferId, initiator::Transfer>,
     renewals: BTreeMap<u64, PeerKey>,
+    /// Writers of ours that are out of an owner's memory and could not say so: their channel was gone.
+    unreported: BTreeMap<TransferId, Incarnation>,
     next_transfer: u64,
     next_request: u64,
     timers: Deadlines<Timer>,
@@ -87,6 +89,7 @@ impl Node {
             claims: BTreeMap::new(),
             transfers: BTreeMap::new(),
             renewals: BTreeMap::new(),
+            unreported: BTreeMap::new(),
             next_transfer: 1,
             next_request: 1,
             timers: Deadlines::default(),

@@ -75,7 +75,11 @@ impl Node {
             highest_claim: None,
             ended: BTreeMap::new(),
         };
+        let life = record.remote.incarnation;
         self.peers.insert(peer, record);
+        if role == Role::Initiator {
+            self.report_writers_out(peer, life);
+        }
         self.timers.arm(Timer::Heartbeat(peer), now + heartbeat);
         self.timers.arm(Timer::Silence(peer), now + self.config.peer_timeout);
     }
