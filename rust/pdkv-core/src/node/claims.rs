@@ -15,7 +15,7 @@ use crate::hex;
 use crate::id::{CacheId, ExportId, Incarnation, PeerKey, TransferId};
 use crate::plan::{Selection, WireOrder};
 use crate::reference::ExportKind;
-use crate::wire::{Ack, Claim, ClaimStatus, Fault, Grant, Message, Nack, Refuse, Revoke, StatusReply, violation};
+use crate::wire::{Claim, ClaimStatus, Fault, Grant, Message, Refuse, Revoke, violation};
 
 /// What data streams need to serve a claim.
 #[derive(Clone, Debug)]
@@ -40,20 +40,20 @@ pub struct ClaimView {
 
 #[derive(Debug)]
 pub(super) struct ClaimRecord {
-    view: ClaimView,
+    pub(super) view: ClaimView,
     area: Area,
     /// The initiator's life.
-    claimant: Option<Incarnation>,
+    pub(super) claimant: Option<Incarnation>,
     /// Why it was taken back; only writers stay on record then, until they are out.
-    revoked: Option<Error>,
+    pub(super) revoked: Option<Error>,
     /// The writer's channel is gone.
-    lost: bool,
+    pub(super) lost: bool,
     /// The writer is known to be unable to write.
     dead: bool,
     /// Data streams of ours that touch the memory for this claim.
-    serving: usize,
+    pub(super) serving: usize,
     /// The initiator asked for the fence while streams of ours were still at work.
-    fence_waits: bool,
+    pub(super) fence_waits: bool,
 }
 
 impl ClaimRecord {
@@ -262,101 +262,6 @@ impl Node {
         Ok(grant)
     }
 
-    fn on_done(&mut self, peer: PeerKey, transfer: TransferId) {
-        let key = (peer, transfer);
-        let Some(record) = self.claims.get_mut(&key) else {
-            self.answer_late_done(peer, transfer);
-            return;
-        };
-        if record.serving > 0 {
-            record.fence_waits = true;
-            return;
-        }
-        match record.revoked.clone() {
-            None => {
-                self.stats.fences_valid += 1;
-                // Whoever asks again after the fence may find other bytes in these blocks.
-                self.actions.push_back(Action::ServeStop { peer, transfer });
-                self.end_claim(key, Ok(()));
-                self.send(peer, Message::Ack(Ack { transfer }));
-            }
-            // The writer says that it is done: revoked or not, it is out of the memory.
-            Some(error) => {
-                self.stats.fences_refused += 1;
-                self.send(
-                    peer,
-                    Message::Nack(Nack {
-                        transfer,
-                        fault: Fault::of(&error),
-                    }),
-                );
-                self.writer_out(key);
-            }
-        }
-    }
-
-    fn answer_late_done(&mut self, peer: PeerKey, transfer: TransferId) {
-        let status = self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
-        let answer = match status {
-            Some(ClaimStatus::Completed) => Message::Ack(Ack { transfer }),
-            Some(ClaimStatus::Failed(fault)) => Message::Nack(Nack {
-                transfer,
-                fault: fault.clone(),
-            }),
-            _ => Message::Nack(Nack {
-                transfer,
-                fault: Fault::of(&unknown_claim()),
-            }),
-        };
-        self.stats.stray_messages += 1;
-        self.send(peer, answer);
-    }
-
-    fn on_abandon(&mut self, peer: PeerKey, transfer: TransferId, reason: ErrorKind) {
-        let key = self.claim_key(peer, transfer);
-        let Some(record) = self.claims.get_mut(&key) else {
-            self.stats.stray_messages += 1;
-            return;
-        };
-        self.stats.claims_abandoned += 1;
-        if record.revoked.is_none() {
-            let text = format!("the initiator gave the claim back: {}", reason.slug());
-            record.revoked = Some(Error::new(ErrorKind::TransferCancelled, "transfer", text));
-            record.view.revoked = true;
-            self.actions.push_back(Action::ServeStop { peer, transfer });
-        }
-        self.writer_out(key);
-    }
-
-    /// The claim that an initiator means: of this channel, or of one that it lost. Its numbers are unique
-    /// within its life.
-    fn claim_key(&self, peer: PeerKey, transfer: TransferId) -> (PeerKey, TransferId) {
-        let life = self.peers.get(&peer).map(|record| record.remote.incarnation);
-        let lost = |(key, record): (&(PeerKey, TransferId), &ClaimRecord)| {
-            (key.1 == transfer && record.lost && record.claimant == life).then_some(*key)
-        };
-        let here = (peer, transfer);
-        if self.claims.contains_key(&here) {
-            here
-        } else {
-            self.claims.iter().find_map(lost).unwrap_or(here)
-        }
-    }
-
-    fn on_status(&mut self, peer: PeerKey, transfer: TransferId) {
-        let status = match self.claims.get(&(peer, transfer)) {
-            Some(ClaimRecord {
-                revoked: Some(error), ..
-            }) => ClaimStatus::Failed(Fault::of(error)),
-            Some(_) => ClaimStatus::Active,
-            None => {
-                let ended = self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
-                ended.cloned().unwrap_or(ClaimStatus::Unknown)
-            }
-        };
-        self.send(peer, Message::StatusReply(StatusReply { transfer, status }));
-    }
-
     pub(super) fn claim_over(&mut self, now: Now, peer: PeerKey, transfer: TransferId) {
         let error = Error::new(
             ErrorKind::TransferTimeout,
@@ -428,7 +333,7 @@ impl Node {
     }
 
     /// The initiator is out of the memory; streams of ours may still be in it.
-    fn writer_out(&mut self, key: (PeerKey, TransferId)) {
+    pub(super) fn writer_out(&mut self, key: (PeerKey, TransferId)) {
         if let Some(record) = self.claims.get_mut(&key) {
             record.dead = true;
             self.timers.disarm(Timer::Claim(key.0, key.1));
@@ -446,7 +351,7 @@ impl Node {
     }
 
     /// Takes a claim off the record, once and for all.
-    fn end_claim(&mut self, key: (PeerKey, TransferId), result: Result<()>) {
+    pub(super) fn end_claim(&mut self, key: (PeerKey, TransferId), result: Result<()>) {
         let Some(record) = self.claims.remove(&key) else { return };
         let (peer, transfer) = key;
         self.timers.disarm(Timer::Claim(peer, transfer));
@@ -481,10 +386,6 @@ fn record_kind(
 
 fn writer_lost() -> Error {
     Error::new(ErrorKind::PeerLost, "transfer", "the writer is gone")
-}
-
-fn unknown_claim() -> Error {
-    Error::new(ErrorKind::Transfer, "fence", "the owner knows no such claim")
 }
 
 fn unknown_export() -> Error {

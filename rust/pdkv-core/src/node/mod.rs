@@ -8,6 +8,7 @@
 
 mod action;
 mod claims;
+mod fence;
 mod initiator;
 mod owner;
 mod peers;
