@@ -56,11 +56,22 @@ pub struct Engine {
 
 struct Owner {
     shared: Arc<Shared>,
+    /// The process that started it. A forked child has none of the threads, may have locks that nobody
+    /// opens again, and shares the connections: it must neither close nor say goodbye.
+    process: u32,
+}
+
+impl Owner {
+    fn close(&self) {
+        if self.process == std::process::id() {
+            close(&self.shared);
+        }
+    }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        close(&self.shared);
+        self.close();
     }
 }
 
@@ -125,7 +136,10 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
             .push(Arc::downgrade(&shared));
         Ok(Self {
-            owner: Arc::new(Owner { shared }),
+            owner: Arc::new(Owner {
+                shared,
+                process: std::process::id(),
+            }),
         })
     }
 
@@ -158,16 +172,17 @@ impl Engine {
         self.shared().closed.load(Ordering::Acquire)
     }
 
-    /// Registers memory for raw one-sided access by connected peers.
+    /// Registers memory for raw one-sided operations of this engine and, with `raw_access`, of
+    /// connected peers too.
     ///
     /// # Errors
     /// `Closed`.
-    pub fn register(&self, memory: Arc<HostRegion>, name: Option<&str>) -> Result<Region> {
+    pub fn register(&self, memory: Arc<HostRegion>, name: Option<&str>, raw_access: bool) -> Result<Region> {
         self.shared().check_open("register")?;
         let local = self
             .shared()
             .registry
-            .add_region(name.unwrap_or_default().to_owned(), memory, true);
+            .add_region(name.unwrap_or_default().to_owned(), memory, raw_access);
         self.advertise(Advertise {
             regions: vec![local.advert()],
             caches: Vec::new(),
@@ -288,9 +303,10 @@ impl Engine {
         EngineStats::of(self.shared())
     }
 
-    /// Ends everything: exports are released, peers are told, threads end. Doing it twice is no error.
+    /// Ends everything: exports are released, peers are told, threads end. Doing it twice is no error,
+    /// and in a forked child it does nothing.
     pub fn close(&self) {
-        close(self.shared());
+        self.owner.close();
     }
 }
 

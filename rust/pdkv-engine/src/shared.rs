@@ -391,7 +391,9 @@ impl Shared {
 
     /// Runs the timers; says when to come again.
     pub(crate) fn tick(self: &Arc<Self>) -> Option<Duration> {
-        self.armed.store(u64::MAX, Ordering::Release);
+        // Awake already: while this runs, nobody needs to wake the progress thread, itself least of all.
+        // What comes up meanwhile comes up under the lock that is taken again below.
+        self.armed.store(0, Ordering::Release);
         self.drive(|state, now| {
             state.node.tick(now);
             state.raw.tick(now);

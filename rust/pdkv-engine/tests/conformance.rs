@@ -83,8 +83,8 @@ on_every_transport! {
 
     fn raw_write_then_notification_then_read_back(kind) {
         let pair = Pair::new(kind);
-        let here = pair.consumer.register(allocate(memory_for(kind), 1 << 20), None).unwrap();
-        let there = pair.producer.register(allocate(memory_for(kind), 1 << 20), None).unwrap();
+        let here = pair.consumer.register(allocate(memory_for(kind), 1 << 20), None, true).unwrap();
+        let there = pair.producer.register(allocate(memory_for(kind), 1 << 20), None, true).unwrap();
         let data: Vec<u8> = (0..700_000_u32).map(|i| (i * 7 % 251) as u8).collect();
         here.memory().write_at(100, &data).unwrap();
         let (local, remote) = (here.id(), there.describe().region);
