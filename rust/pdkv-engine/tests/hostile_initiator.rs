@@ -288,7 +288,10 @@ fn a_stream_serves_only_what_was_granted() {
 #[test]
 fn raw_spans_outside_a_region_are_refused() {
     let scene = scene();
-    let region = scene.engine.register(allocate(Memory::Private, 4096), None).unwrap();
+    let region = scene
+        .engine
+        .register(allocate(Memory::Private, 4096), None, true)
+        .unwrap();
     let mut wire = Wire::connect(&scene.address);
     let token = wire.shake_hands().token;
     let mut stream = scene.stream(token);

@@ -159,11 +159,11 @@ fn many_shared_regions_are_handed_over_and_unmapped_when_the_peer_is_lost() {
         .map(|index| {
             let memory = HostRegion::allocate(4096, HugePages::Never).unwrap();
             memory.write_at(0, &[index; 4096]).unwrap();
-            producer.register(memory, None).unwrap()
+            producer.register(memory, None, true).unwrap()
         })
         .collect();
     let consumer = engine("consumer", &[TransportKind::Shm]);
-    let here = consumer.register(allocate(Memory::Private, 4096), None).unwrap();
+    let here = consumer.register(allocate(Memory::Private, 4096), None, true).unwrap();
     let mapped = || {
         std::fs::read_to_string("/proc/self/maps")
             .unwrap()
@@ -255,7 +255,7 @@ fn after_close_every_call_says_closed_and_memory_is_given_back() {
     let keeper = Box::new(Arc::clone(&alive));
     // SAFETY: leaked, so mapped, readable and writable for ever; the slice is not used again.
     let memory = unsafe { HostRegion::from_raw(bytes.as_mut_ptr() as u64, 4096, keeper) }.unwrap();
-    let region = engine.register(memory, None).unwrap();
+    let region = engine.register(memory, None, true).unwrap();
     assert_eq!(Arc::strong_count(&alive), 2);
     engine.close();
     engine.close();
@@ -264,7 +264,10 @@ fn after_close_every_call_says_closed_and_memory_is_given_back() {
     let error = engine.connect("127.0.0.1:1", Duration::from_secs(1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert_eq!(
-        engine.register(allocate(Memory::Private, 64), None).unwrap_err().kind(),
+        engine
+            .register(allocate(Memory::Private, 64), None, true)
+            .unwrap_err()
+            .kind(),
         ErrorKind::Closed
     );
 }

@@ -1,0 +1,114 @@
+"""Moves the KV cache of LLM requests between prefill and decode engines.
+
+Start with `pdkv.Engine`. Importing this package imports neither torch nor numpy.
+"""
+
+from typing import TYPE_CHECKING
+
+from pdkv._core import KvLayout, Plan, __version__, build_info, plan, resolve_layout
+from pdkv.engine import (
+    Engine,
+    Export,
+    KvCache,
+    Path,
+    Peer,
+    Pool,
+    Reference,
+    Region,
+    RegionDescriptor,
+    Shard,
+    Span,
+    Transfer,
+    TransferStats,
+)
+from pdkv.errors import (
+    CapacityError,
+    ClosedError,
+    ConfigError,
+    DeviceError,
+    HandshakeError,
+    IntegrityError,
+    InternalError,
+    LayoutError,
+    PdkvError,
+    PeerError,
+    PeerLostError,
+    PeerUnreachableError,
+    ReferenceDigestError,
+    ReferenceExpiredError,
+    ReferenceFingerprintError,
+    ReferenceForgedError,
+    ReferenceMismatchError,
+    ReferenceReleasedError,
+    ReferenceRestartedError,
+    ReferenceUnknownError,
+    ReferenceUsedError,
+    RegionError,
+    StaleReferenceError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from pdkv.layout import Layout
+
+__all__ = [
+    "CapacityError",
+    "ClosedError",
+    "ConfigError",
+    "DeviceError",
+    "Engine",
+    "Export",
+    "HandshakeError",
+    "IntegrityError",
+    "InternalError",
+    "KvCache",
+    "KvLayout",
+    "Layout",
+    "LayoutError",
+    "Path",
+    "PdkvError",
+    "Peer",
+    "PeerError",
+    "PeerLostError",
+    "PeerUnreachableError",
+    "Plan",
+    "Pool",
+    "Reference",
+    "ReferenceDigestError",
+    "ReferenceExpiredError",
+    "ReferenceFingerprintError",
+    "ReferenceForgedError",
+    "ReferenceMismatchError",
+    "ReferenceReleasedError",
+    "ReferenceRestartedError",
+    "ReferenceUnknownError",
+    "ReferenceUsedError",
+    "Region",
+    "RegionDescriptor",
+    "RegionError",
+    "Shard",
+    "Span",
+    "StaleReferenceError",
+    "Transfer",
+    "TransferCancelledError",
+    "TransferError",
+    "TransferStats",
+    "TransferTimeoutError",
+    "UnsupportedError",
+    "__version__",
+    "build_info",
+    "plan",
+    "resolve_layout",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is seldom needed when it is asked for."""
+    if name == "Layout":
+        from pdkv.layout import Layout
+
+        return Layout
+    raise AttributeError(f"module 'pdkv' has no attribute '{name}'")

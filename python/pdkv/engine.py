@@ -1,0 +1,37 @@
+"""The engine and everything it makes, under the names that users import.
+
+The classes are native: between a call and the Rust core there is no Python. Their methods are described in
+the stub `_core.pyi`.
+"""
+
+from pdkv._core import (
+    Engine,
+    Export,
+    KvCache,
+    Path,
+    Peer,
+    Pool,
+    Reference,
+    Region,
+    RegionDescriptor,
+    Shard,
+    Span,
+    Transfer,
+    TransferStats,
+)
+
+__all__ = [
+    "Engine",
+    "Export",
+    "KvCache",
+    "Path",
+    "Peer",
+    "Pool",
+    "Reference",
+    "Region",
+    "RegionDescriptor",
+    "Shard",
+    "Span",
+    "Transfer",
+    "TransferStats",
+]

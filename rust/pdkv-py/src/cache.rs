@@ -1,0 +1,248 @@
+//! A registered KV cache: exports and offers its blocks, pulls and pushes them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pdkv_core::block_table::BlockTable;
+use pdkv_core::{Error, ErrorKind, Result, hex};
+use pdkv_engine::{KvCache, PullOptions};
+use pyo3::prelude::*;
+
+use crate::blocks;
+use crate::engine::Handle;
+use crate::enter;
+use crate::export::PyExport;
+use crate::layout::PyKvLayout;
+use crate::peer::PyPeer;
+use crate::reference;
+use crate::transfer::PyTransfer;
+
+/// The KV cache of a model (or a shard of it), registered with an engine.
+#[pyclass(name = "KvCache", module = "pdkv", frozen, weakref)]
+pub(crate) struct PyKvCache {
+    inner: KvCache,
+    handle: Arc<Handle>,
+    readonly: bool,
+}
+
+impl PyKvCache {
+    pub(crate) fn new(inner: KvCache, handle: &Arc<Handle>, readonly: bool) -> Self {
+        Self {
+            inner,
+            handle: Arc::clone(handle),
+            readonly,
+        }
+    }
+
+    fn writable(&self, operation: &'static str) -> Result<()> {
+        if !self.readonly {
+            return Ok(());
+        }
+        Err(
+            Error::new(ErrorKind::Region, operation, "the memory of this cache is read-only")
+                .with_hint("register writable tensors to receive into them"),
+        )
+    }
+
+    fn num_tokens(&self, stated: Option<u64>, blocks: &BlockTable) -> u64 {
+        stated.unwrap_or_else(|| blocks.len() as u64 * u64::from(self.inner.layout().block_tokens()))
+    }
+
+    fn lease(&self, py: Python<'_>, lease_s: Option<f64>) -> PyResult<Duration> {
+        Ok(enter::timeout(py, "lease_s", lease_s)?.unwrap_or(self.handle.lease))
+    }
+}
+
+#[pymethods]
+impl PyKvCache {
+    /// Id at its engine.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id().0
+    }
+
+    /// Where the bytes are.
+    #[getter]
+    fn layout(&self) -> PyKvLayout {
+        PyKvLayout(self.inner.layout().clone())
+    }
+
+    /// What the bytes mean (model, layout, shard), in hexadecimal: equal where caches can be mixed.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        hex::encode(&self.inner.fingerprint())
+    }
+
+    /// Pins blocks for consumers to pull, under a lease.
+    ///
+    /// Args:
+    ///     block_ids: Block ids in the order of the tokens; numpy int32, int64 or uint32 is fastest.
+    ///     num_tokens: Tokens whose KV the blocks hold; full blocks by default.
+    ///     digest: What the tokens are, at most 64 bytes: a consumer may state what it expects.
+    ///     consumers: How many may have it.
+    ///     lease_s: How long it stays without being renewed.
+    ///
+    /// Raises:
+    ///     LayoutError: A block id is out of range.
+    ///     CapacityError: There are too many exports.
+    #[pyo3(
+        signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), consumers=1, lease_s=None),
+        text_signature = "($self, block_ids, *, num_tokens=None, digest=b'', consumers=1, lease_s=None)"
+    )]
+    fn export(
+        &self,
+        block_ids: &Bound<'_, PyAny>,
+        num_tokens: Option<u64>,
+        digest: &[u8],
+        consumers: u32,
+        lease_s: Option<f64>,
+    ) -> PyResult<PyExport> {
+        let py = block_ids.py();
+        let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
+        let tokens = self.num_tokens(num_tokens, &blocks);
+        enter::detached(py, || self.inner.export(blocks, tokens, digest, consumers, lease)).map(PyExport::new)
+    }
+
+    /// Pins blocks for a producer to push into, under a lease.
+    ///
+    /// Args:
+    ///     block_ids: Block ids in the order of the tokens, none twice.
+    ///     num_tokens: Tokens whose KV the blocks will hold; full blocks by default.
+    ///     digest: What the tokens are, at most 64 bytes.
+    ///     lease_s: How long it stays without being renewed.
+    ///
+    /// Raises:
+    ///     LayoutError: A block id is out of range or twice.
+    ///     RegionError: The memory is read-only.
+    #[pyo3(
+        signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), lease_s=None),
+        text_signature = "($self, block_ids, *, num_tokens=None, digest=b'', lease_s=None)"
+    )]
+    fn offer(
+        &self,
+        block_ids: &Bound<'_, PyAny>,
+        num_tokens: Option<u64>,
+        digest: &[u8],
+        lease_s: Option<f64>,
+    ) -> PyResult<PyExport> {
+        let py = block_ids.py();
+        enter::attached(py, || self.writable("offer"))?;
+        let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
+        let tokens = self.num_tokens(num_tokens, &blocks);
+        enter::detached(py, || self.inner.offer(blocks, tokens, digest, lease)).map(PyExport::new)
+    }
+
+    /// Pulls exported blocks into blocks of this cache.
+    ///
+    /// Args:
+    ///     reference: The reference, or its JSON.
+    ///     into: Destination block ids, none twice; as many blocks are pulled.
+    ///     first_block: Position of the first block to pull within the export.
+    ///     layers: `(first, count)` of the layers to pull; all by default.
+    ///     digest: What the tokens must be; the owner refuses when the export's digest differs.
+    ///     timeout_s: The transfer's deadline.
+    ///     require: The only transport to use.
+    ///     require_direct: Refuse a transport that stages bytes on the way.
+    ///     peer: The connection to use; by default the one to the engine that the reference names.
+    ///
+    /// Raises:
+    ///     LayoutError: A block id is out of range or twice, or the layouts can't be converted.
+    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     PeerUnreachableError: There is no connection to the owner.
+    #[pyo3(signature = (
+        reference, into, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None, require_direct=false,
+        peer=None,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn pull(
+        &self,
+        reference: &Bound<'_, PyAny>,
+        into: &Bound<'_, PyAny>,
+        first_block: u32,
+        layers: Option<(u32, u32)>,
+        digest: Option<Vec<u8>>,
+        timeout_s: f64,
+        require: Option<&str>,
+        require_direct: bool,
+        peer: Option<&Bound<'_, PyPeer>>,
+    ) -> PyResult<PyTransfer> {
+        let py = into.py();
+        enter::attached(py, || self.writable("pull"))?;
+        let options = PullOptions {
+            first_block,
+            layers,
+            digest,
+            timeout: enter::duration(py, "timeout_s", timeout_s)?,
+            require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
+            require_direct,
+            peer: peer.map(|peer| peer.get().connection()),
+        };
+        let (reference, blocks) = (reference::read(reference)?, blocks::table(into)?);
+        let transfer = enter::detached(py, || self.inner.pull(&reference, blocks, &options))?;
+        Ok(PyTransfer::new(transfer, &self.handle))
+    }
+
+    /// Pushes blocks of this cache into blocks that a consumer offered.
+    ///
+    /// Args:
+    ///     reference: The reference of the offer, or its JSON.
+    ///     block_ids: Source block ids; as many blocks are pushed.
+    ///     first_block: Position of the first block to fill within the offer.
+    ///     layers: `(first, count)` of the layers to push; all by default.
+    ///     digest: What the tokens are; the owner refuses when the offer's digest differs.
+    ///     timeout_s: The transfer's deadline.
+    ///     require: The only transport to use.
+    ///     require_direct: Refuse a transport that stages bytes on the way.
+    ///     peer: The connection to use; by default the one to the engine that the reference names.
+    ///
+    /// Raises:
+    ///     LayoutError: A block id is out of range, or the layouts can't be converted.
+    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     PeerUnreachableError: There is no connection to the owner.
+    #[pyo3(signature = (
+        reference, block_ids, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None,
+        require_direct=false, peer=None,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn push(
+        &self,
+        reference: &Bound<'_, PyAny>,
+        block_ids: &Bound<'_, PyAny>,
+        first_block: u32,
+        layers: Option<(u32, u32)>,
+        digest: Option<Vec<u8>>,
+        timeout_s: f64,
+        require: Option<&str>,
+        require_direct: bool,
+        peer: Option<&Bound<'_, PyPeer>>,
+    ) -> PyResult<PyTransfer> {
+        let py = block_ids.py();
+        let options = PullOptions {
+            first_block,
+            layers,
+            digest,
+            timeout: enter::duration(py, "timeout_s", timeout_s)?,
+            require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
+            require_direct,
+            peer: peer.map(|peer| peer.get().connection()),
+        };
+        let (reference, blocks) = (reference::read(reference)?, blocks::table(block_ids)?);
+        let transfer = enter::detached(py, || self.inner.push(&reference, blocks, &options))?;
+        Ok(PyTransfer::new(transfer, &self.handle))
+    }
+
+    /// Takes the memory back. Exports end and transfers that use it are stopped first.
+    fn deregister(&self, py: Python<'_>) -> PyResult<()> {
+        enter::detached(py, || self.inner.deregister())
+    }
+
+    fn __repr__(&self) -> String {
+        let layout = self.inner.layout();
+        format!(
+            "<pdkv.KvCache {} of {} blocks, {} layers>",
+            self.inner.id(),
+            layout.num_blocks(),
+            layout.num_layers()
+        )
+    }
+}

@@ -1,0 +1,297 @@
+//! The transfer engine of this process.
+
+use std::os::fd::IntoRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pdkv_core::shard::Shard;
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::{HostRegion, HugePages};
+use pdkv_engine::{Engine, EngineConfig};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::cache::PyKvCache;
+use crate::enter;
+use crate::memory::{self, Facts};
+use crate::peer::PyPeer;
+use crate::pool::PyPool;
+use crate::reference;
+use crate::region::PyRegion;
+use crate::shard::PyShard;
+
+/// An engine and the defaults that its Python face adds; every object made by it keeps it.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    pub(crate) engine: Engine,
+    /// The lease of an export that names none.
+    pub(crate) lease: Duration,
+}
+
+/// One transfer engine: registers memory, exports KV blocks, connects to peers, moves bytes.
+///
+/// All waiting happens in its own threads. Use it from any thread; close it, or leave its `with` block,
+/// to stop what is running and to tell the peers.
+///
+/// Args:
+///     name: How peers know this engine.
+///     listen: `"host:port"` to accept peers at, port 0 for any; `None` only connects.
+///     transports: Names of the transports to use, best first: `"inproc"`, `"shm"`, `"cma"`, `"tcp"`.
+///     threads: Threads that copy.
+///     tcp_streams: Data streams to each peer.
+///     insecure: Listen beyond loopback although the control channel is neither encrypted nor
+///         authenticated in this release.
+///     heartbeat_s: How often an idle connection says that it is alive.
+///     peer_timeout_s: Silence after which a peer counts as lost.
+///     lease_s: The lease of an export that names none; 30 s by default.
+///
+/// Raises:
+///     ConfigError: A setting is bad; names it and the accepted values.
+#[pyclass(name = "Engine", module = "pdkv", frozen, weakref)]
+pub(crate) struct PyEngine(pub(crate) Arc<Handle>);
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (
+        name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
+        heartbeat_s=None, peer_timeout_s=None, lease_s=None,
+    ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
+        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None)")]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        listen: Option<String>,
+        transports: Option<Vec<String>>,
+        threads: Option<usize>,
+        tcp_streams: Option<usize>,
+        insecure: bool,
+        heartbeat_s: Option<f64>,
+        peer_timeout_s: Option<f64>,
+        lease_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut config = EngineConfig {
+            listen,
+            insecure,
+            ..EngineConfig::default()
+        };
+        if let Some(names) = transports {
+            config.transports = enter::attached(py, || names.iter().map(|name| name.parse()).collect())?;
+        }
+        config.threads = threads.unwrap_or(config.threads);
+        config.tcp_streams = tcp_streams.unwrap_or(config.tcp_streams);
+        config.heartbeat = enter::timeout(py, "heartbeat_s", heartbeat_s)?.unwrap_or(config.heartbeat);
+        config.peer_timeout = enter::timeout(py, "peer_timeout_s", peer_timeout_s)?.unwrap_or(config.peer_timeout);
+        let lease = enter::duration(py, "lease_s", lease_s.unwrap_or(30.0))?;
+        let engine = enter::detached(py, || Engine::new(name, config))?;
+        Ok(Self(Arc::new(Handle { engine, lease })))
+    }
+
+    /// How peers know this engine.
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.engine.name()
+    }
+
+    /// `"host:port"` a peer can connect to, or `None` when it does not listen.
+    #[getter]
+    fn address(&self) -> Option<&str> {
+        self.0.engine.address()
+    }
+
+    /// This life of the engine, in hexadecimal; another one after a restart.
+    #[getter]
+    fn incarnation(&self) -> String {
+        self.0.engine.incarnation().to_string()
+    }
+
+    /// The connected peers: `(name, whether this engine connected to it)` of each.
+    #[getter]
+    fn peers(&self) -> Vec<(String, bool)> {
+        self.0.engine.peers()
+    }
+
+    /// Counters: what the engine has done and holds.
+    #[getter]
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.0.engine.stats();
+        let counters = PyDict::new(py);
+        counters.set_item("peers", stats.peers)?;
+        counters.set_item("live_exports", stats.live_exports)?;
+        counters.set_item("live_claims", stats.live_claims)?;
+        counters.set_item("live_transfers", stats.live_transfers)?;
+        counters.set_item("notifications_dropped", stats.notifications_dropped)?;
+        Ok(counters)
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.engine.closed()
+    }
+
+    /// Registers memory for raw reads and writes.
+    ///
+    /// Args:
+    ///     tensor: A tensor or buffer without gaps.
+    ///     name: A name for messages.
+    ///     adopt: Move the memory into shared memory in place, so that peers on this host reach it
+    ///         directly. Nobody may write it during the call. Refused with the reason where that is not safe.
+    ///     raw_access: Whether peers may read and write it; by default they may unless it is read-only.
+    ///
+    /// Raises:
+    ///     RegionError: The memory can't be registered (or adopted); says why.
+    ///     LayoutError: It has gaps, or is empty.
+    ///     UnsupportedError: It is device memory, or no memory at all.
+    #[pyo3(signature = (tensor, *, name=None, adopt=false, raw_access=None))]
+    fn register(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        name: Option<&str>,
+        adopt: bool,
+        raw_access: Option<bool>,
+    ) -> PyResult<PyRegion> {
+        let py = tensor.py();
+        let (memory, readonly) = memory::tensor(py, &Facts::of(tensor)?, adopt)?;
+        let raw_access = enter::attached(py, || writable_by_peers(raw_access, readonly))?;
+        let engine = &self.0.engine;
+        let region = enter::detached(py, || engine.register(memory, name, raw_access))?;
+        Ok(PyRegion::new(region, readonly, tensor.clone().unbind()))
+    }
+
+    /// Registers the KV cache of a model.
+    ///
+    /// Args:
+    ///     tensors: A mapping from layer name to a tensor or a `(keys, values)` pair, in model order; a
+    ///         list of those; or one tensor with an `L` axis.
+    ///     layout: Axes such as `"BHNC"`, or a layout name of vLLM's. Strides are honoured.
+    ///     block_tokens: Tokens a block holds.
+    ///     shard: Which part of the model this is; the whole model by default.
+    ///     model: Name of the model; caches of differently named models do not mix.
+    ///     adopt: As for `register`.
+    ///
+    /// Raises:
+    ///     LayoutError: A tensor contradicts the layout.
+    ///     RegionError: The memory can't be registered (or adopted); says why.
+    ///     UnsupportedError: It is device memory.
+    #[pyo3(signature = (tensors, *, layout=None, block_tokens=16, shard=None, model="", adopt=false))]
+    fn register_kv_cache(
+        &self,
+        tensors: &Bound<'_, PyAny>,
+        layout: Option<&Bound<'_, PyAny>>,
+        block_tokens: u32,
+        shard: Option<&Bound<'_, PyShard>>,
+        model: &str,
+        adopt: bool,
+    ) -> PyResult<PyKvCache> {
+        let py = tensors.py();
+        let default = pyo3::intern!(py, "BHNC").as_any();
+        let found = memory::cache(tensors, layout.unwrap_or(default), block_tokens, adopt)?;
+        let shard = shard.map_or_else(
+            || Shard::whole(found.layout.num_layers(), found.layout.num_heads()),
+            |shard| shard.get().0.clone(),
+        );
+        let readonly = found.readonly;
+        let engine = &self.0.engine;
+        let cache = enter::detached(py, || {
+            engine.register_kv_cache(found.memory, found.layout, shard, model)
+        })?;
+        Ok(PyKvCache::new(cache, &self.0, readonly))
+    }
+
+    /// Allocates host memory that peers on this host reach directly.
+    ///
+    /// Args:
+    ///     nbytes: Number of bytes.
+    ///     huge_pages: Use huge pages if the system has any to give.
+    ///
+    /// Raises:
+    ///     CapacityError: There is not enough memory.
+    #[staticmethod]
+    #[pyo3(signature = (nbytes, *, huge_pages=true))]
+    fn allocate(py: Python<'_>, nbytes: u64, huge_pages: bool) -> PyResult<PyPool> {
+        let huge = if huge_pages { HugePages::Try } else { HugePages::Never };
+        enter::detached(py, || HostRegion::allocate(nbytes, huge)).map(PyPool::new)
+    }
+
+    /// Connects to a peer, or returns the connection there is.
+    ///
+    /// Args:
+    ///     address: `"host:port"` where the peer listens.
+    ///     timeout_s: The longest to try.
+    ///
+    /// Raises:
+    ///     PeerUnreachableError: Nobody answers.
+    ///     HandshakeError: The peer speaks another protocol; lists every difference.
+    #[pyo3(signature = (address, *, timeout_s=5.0))]
+    fn connect(&self, py: Python<'_>, address: &str, timeout_s: f64) -> PyResult<PyPeer> {
+        let timeout = enter::duration(py, "timeout_s", timeout_s)?;
+        let peer = enter::detached(py, || self.0.engine.connect(address, timeout))?;
+        Ok(PyPeer::new(peer, &self.0))
+    }
+
+    /// The connection to the engine that issued a reference.
+    ///
+    /// Raises:
+    ///     ReferenceRestartedError: That engine was restarted since.
+    ///     PeerUnreachableError: There is no connection to it.
+    fn peer_for(&self, py: Python<'_>, reference: &Bound<'_, PyAny>) -> PyResult<PyPeer> {
+        let reference = reference::read(reference)?;
+        let peer = enter::attached(py, || self.0.engine.peer_for(&reference))?;
+        Ok(PyPeer::new(peer, &self.0))
+    }
+
+    /// Takes the notifications that arrived: `(peer name, bytes)` of each, oldest first.
+    fn notifications<'py>(&self, py: Python<'py>) -> Vec<(String, Bound<'py, PyBytes>)> {
+        let arrived = self.0.engine.notifications();
+        arrived
+            .into_iter()
+            .map(|(name, bytes)| (name, PyBytes::new(py, &bytes)))
+            .collect()
+    }
+
+    /// Returns a new file descriptor, readable while ended transfers wait to be taken. The caller closes it.
+    fn completion_fd(&self, py: Python<'_>) -> PyResult<i32> {
+        enter::attached(py, || self.0.engine.completion_fd()).map(IntoRawFd::into_raw_fd)
+    }
+
+    /// Takes the ids of the transfers that ended since the last call.
+    fn take_completed(&self) -> Vec<u64> {
+        self.0.engine.take_completed().into_iter().map(|id| id.0).collect()
+    }
+
+    /// Stops what is running and tells the peers. Closing twice is fine.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        enter::detached(py, || {
+            self.0.engine.close();
+            Ok(())
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let address = self.0.engine.address().unwrap_or("not listening");
+        format!("<pdkv.Engine {} ({address})>", self.0.engine.name())
+    }
+}
+
+fn writable_by_peers(wish: Option<bool>, readonly: bool) -> Result<bool> {
+    if wish == Some(true) && readonly {
+        return Err(Error::new(
+            ErrorKind::Region,
+            "register",
+            "the memory is read-only but peers would be let write it",
+        )
+        .with_hint("leave `raw_access` out: read-only memory can be the source of this engine's own writes"));
+    }
+    Ok(wish.unwrap_or(!readonly))
+}

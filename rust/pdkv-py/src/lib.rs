@@ -1,0 +1,76 @@
+//! The Python face of pdkv: convert, call, convert back.
+//!
+//! One class, one file, named as the class. What is deliberately absent: decisions (pdkv-core),
+//! byte movement (pdkv-device), threads and sockets (pdkv-engine). Every call into those goes
+//! through `enter.rs`; every pointer that Python hands over is in `buffers.rs`.
+
+mod bench;
+mod blocks;
+mod buffers;
+mod build;
+mod cache;
+mod engine;
+mod enter;
+mod errors;
+mod export;
+mod layout;
+mod memory;
+mod path;
+mod pattern;
+mod peer;
+mod plan;
+mod pool;
+mod reference;
+mod region;
+mod shard;
+mod span;
+mod stats;
+mod transfer;
+
+/// The native part of pdkv. Use the names of the `pdkv` package.
+#[pyo3::pymodule]
+mod _core {
+    /// The version of the wheel.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name is Python's")]
+    const __version__: &str = crate::build::VERSION;
+
+    #[pymodule_export]
+    use crate::bench::{limit_cma, limit_copy, limit_tcp_recv, limit_tcp_send, pattern_fill, pattern_verify};
+    #[pymodule_export]
+    use crate::buffers::{buffer_address, dlpack_facts};
+    #[pymodule_export]
+    use crate::build::build_info;
+    #[pymodule_export]
+    use crate::cache::PyKvCache;
+    #[pymodule_export]
+    use crate::engine::PyEngine;
+    #[pymodule_export]
+    use crate::enter::panic_on_purpose;
+    #[pymodule_export]
+    use crate::errors::error_kinds;
+    #[pymodule_export]
+    use crate::export::PyExport;
+    #[pymodule_export]
+    use crate::layout::{PyKvLayout, resolve_layout};
+    #[pymodule_export]
+    use crate::path::PyPath;
+    #[pymodule_export]
+    use crate::peer::PyPeer;
+    #[pymodule_export]
+    use crate::plan::{PyPlan, plan};
+    #[pymodule_export]
+    use crate::pool::PyPool;
+    #[pymodule_export]
+    use crate::reference::PyReference;
+    #[pymodule_export]
+    use crate::region::{PyRegion, PyRegionDescriptor};
+    #[pymodule_export]
+    use crate::shard::PyShard;
+    #[pymodule_export]
+    use crate::span::PySpan;
+    #[pymodule_export]
+    use crate::stats::PyTransferStats;
+    #[pymodule_export]
+    use crate::transfer::PyTransfer;
+}

@@ -1,0 +1,55 @@
+//! Which way the bytes of a transfer went, and why not a better one.
+
+use pdkv_engine::Path;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+/// The transport of a transfer. `str(path)` is its name, and it compares equal to that name.
+#[pyclass(name = "Path", module = "pdkv", frozen)]
+pub(crate) struct PyPath(Path);
+
+impl PyPath {
+    pub(crate) fn new(path: Path) -> Self {
+        Self(path)
+    }
+}
+
+#[pymethods]
+impl PyPath {
+    /// The name of the transport: `"inproc"`, `"shm"`, `"cma"` or `"tcp"`.
+    #[getter]
+    fn transport(&self) -> &'static str {
+        self.0.transport.as_str()
+    }
+
+    /// What it rides on, in words.
+    #[getter]
+    fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
+    /// For each better transport that was not taken: why.
+    #[getter]
+    fn reasons(&self) -> Vec<String> {
+        self.0.reasons.clone()
+    }
+
+    fn __str__(&self) -> &'static str {
+        self.transport()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<pdkv.Path {}: {}>", self.transport(), self.0.detail)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        if let Ok(path) = other.cast::<Self>() {
+            return self.0 == path.get().0;
+        }
+        other.extract::<&str>().is_ok_and(|name| name == self.transport())
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
+        PyString::new(py, self.transport()).hash()
+    }
+}

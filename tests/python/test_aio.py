@@ -1,0 +1,126 @@
+"""Transfers in coroutines: awaited without threads, from several loops, cancelled and failing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import pdkv
+from pdkv import aio
+from pdkv.testing import connected_pair
+
+BLOCKS = 64
+
+
+@pytest.fixture
+def pair():
+    with connected_pair(transports=["tcp"]) as pair:
+        memory = [np.zeros((4, BLOCKS, 1, 16, 256), np.uint8) for _ in range(2)]
+        memory[0][:] = 5
+        caches = [
+            engine.register_kv_cache(kv, layout="LBHNC", block_tokens=16)
+            for engine, kv in zip((pair.producer, pair.consumer), memory, strict=True)
+        ]
+        yield pair, caches, memory
+
+
+def pull(caches, ids):
+    return caches[1].pull(caches[0].export(ids).reference, into=ids)
+
+
+def test_await(pair):
+    _, caches, memory = pair
+
+    async def main():
+        transfer = pull(caches, range(BLOCKS))
+        assert await transfer is None
+        return transfer
+
+    transfer = asyncio.run(main())
+    assert transfer.done
+    assert (memory[1] == 5).all()
+
+
+def test_many_at_once_and_again(pair):
+    _, caches, memory = pair
+
+    async def main():
+        for _ in range(5):
+            await asyncio.gather(*(aio.wait(pull(caches, [block])) for block in range(BLOCKS)))
+
+    asyncio.run(main())
+    assert (memory[1] == 5).all()
+    assert not aio._Watcher._all
+
+
+def test_what_ended_before_needs_no_loop_turn(pair):
+    _, caches, _ = pair
+    transfer = pull(caches, [1])
+    transfer.wait(20)
+
+    async def main():
+        await transfer
+        await transfer
+
+    asyncio.run(main())
+
+
+def test_failures_are_raised(pair):
+    _, caches, _ = pair
+
+    async def main():
+        export = caches[0].export([1], digest=b"a")
+        await caches[1].pull(export.reference, into=[1], digest=b"b")
+
+    with pytest.raises(pdkv.ReferenceDigestError):
+        asyncio.run(main())
+
+
+def test_cancelling_the_task_leaves_the_transfer_alone(pair):
+    engines, _, _ = pair
+
+    class Endless:
+        """A transfer that never ends."""
+
+        engine = engines.consumer
+
+        def poll(self):
+            return False
+
+    async def main():
+        task = asyncio.ensure_future(aio.wait(Endless()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not aio._Watcher._all
+
+
+def test_two_loops_share_one_engine(pair):
+    _, caches, memory = pair
+
+    async def main(first):
+        for block in range(first, BLOCKS, 2):
+            await asyncio.wait_for(aio.wait(pull(caches, [block])), 20)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda first: asyncio.run(main(first)), range(2)))
+    assert (memory[1] == 5).all()
+
+
+def test_the_completion_fd_belongs_to_the_caller(pair):
+    engines, caches, _ = pair
+    fd = engines.consumer.completion_fd()
+    try:
+        transfer = pull(caches, [1])
+        transfer.wait(20)
+        assert transfer.id in engines.consumer.take_completed()
+        assert engines.consumer.take_completed() == []
+    finally:
+        os.close(fd)

@@ -1,0 +1,190 @@
+"""Finding the memory behind a tensor, whichever way it is offered."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import pdkv
+from pdkv.memory import describe
+
+
+def test_numpy_gives_address_shape_strides_and_dtype():
+    array = np.zeros((4, 6, 8), np.float16)[1:, ::2]
+    facts = describe(array)
+    assert facts.address == array.ctypes.data
+    assert (facts.shape, facts.strides) == (array.shape, array.strides)
+    assert (facts.itemsize, facts.dtype, facts.readonly) == (2, "float16", False)
+    assert facts.keep is array
+
+
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_numpy_integers(name):
+    assert describe(np.zeros(4, name)).dtype == name
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.float32, "float32"), (np.float64, "float64"), (np.bool_, "bool")])
+def test_numpy_others(dtype, name):
+    assert describe(np.zeros(4, dtype)).dtype == name
+
+
+def test_numpy_read_only_is_noticed():
+    array = np.zeros(4)
+    array.flags.writeable = False
+    assert describe(array).readonly
+    assert describe(b"bytes").readonly
+
+
+def test_big_endian_is_refused():
+    with pytest.raises(pdkv.LayoutError, match="big-endian"):
+        describe(np.zeros(4, ">f4"))
+
+
+def test_void_is_raw_bytes():
+    assert describe(np.zeros(4, "V16")).dtype == "raw"
+
+
+class Interface:
+    """An array interface of somebody who is not numpy."""
+
+    def __init__(self, array, **changes):
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, **changes}
+
+
+def test_types_that_numpy_does_not_know_are_read_by_name():
+    # ml_dtypes' bfloat16 calls itself void of two bytes.
+    array = Interface(np.zeros((2, 3), np.uint16), typestr="<V2")
+    array.dtype = types.SimpleNamespace(name="bfloat16")
+    facts = describe(array)
+    assert (facts.dtype, facts.itemsize, facts.strides) == ("bfloat16", 2, (6, 2))
+
+
+@pytest.mark.parametrize("make", [bytearray, lambda n: mmap.mmap(-1, n), lambda n: memoryview(bytearray(n))])
+def test_buffers(make):
+    buffer = make(4096)
+    facts = describe(buffer)
+    assert facts.address == np.frombuffer(buffer, np.uint8).ctypes.data
+    assert (facts.shape, facts.strides, facts.dtype, facts.readonly) == ((4096,), (1,), "uint8", False)
+
+
+def test_a_buffer_in_use_can_not_be_resized():
+    buffer = bytearray(64)
+    facts = describe(buffer)
+    with pytest.raises(BufferError):
+        buffer.extend(b"more")
+    del facts
+    buffer.extend(b"more")
+
+
+class OnlyDlpack:
+    """Hides everything of an array but DLPack."""
+
+    def __init__(self, array, device=(1, 0), versioned=True):
+        self.array, self.device, self.versioned = array, device, versioned
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        if not self.versioned and options:
+            raise TypeError("unexpected keyword")
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "int64", "uint8", "bool"])
+def test_dlpack(versioned, dtype):
+    array = np.zeros((3, 5, 4), dtype)[:, 1:3]
+    facts = describe(OnlyDlpack(array, versioned=versioned))
+    assert facts.address == array.ctypes.data
+    assert (facts.shape, facts.strides, facts.dtype) == (array.shape, array.strides, dtype)
+    assert not facts.readonly
+
+
+def test_dlpack_read_only_is_noticed():
+    array = np.zeros(8)
+    array.flags.writeable = False
+    assert describe(OnlyDlpack(array)).readonly
+
+
+def test_dlpack_capsules_that_are_no_tensors_are_refused():
+    from pdkv import _core
+
+    capsule = np.zeros(4).__dlpack__()
+    np.from_dlpack(types.SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=lambda: (1, 0)))
+    with pytest.raises(pdkv.UnsupportedError, match="consumed"):
+        _core.dlpack_facts(capsule)
+
+
+@pytest.mark.parametrize("kind", [2, 10, 99])
+def test_dlpack_devices_are_refused(kind):
+    with pytest.raises(pdkv.UnsupportedError) as caught:
+        describe(OnlyDlpack(np.zeros(4), device=(kind, 0)))
+    assert caught.value.hint
+    assert "device" in caught.value.context
+
+
+def test_cuda_array_interface_is_refused():
+    device = types.SimpleNamespace(__cuda_array_interface__={})
+    with pytest.raises(pdkv.UnsupportedError, match="CUDA"):
+        describe(device)
+
+
+@pytest.mark.parametrize("thing", [None, 5, "text", [1, 2], object()])
+def test_what_has_no_memory_is_refused(thing):
+    with pytest.raises(pdkv.UnsupportedError, match=type(thing).__name__):
+        describe(thing)
+
+
+class FakeTensor:
+    """Has of torch.Tensor what `describe` asks of it."""
+
+    def __init__(self, array, dtype, device="cpu", layout="torch.strided"):
+        self.array, self.dtype, self.layout = array, dtype, layout
+        self.device = types.SimpleNamespace(type=device)
+        self.shape = array.shape
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def untyped_storage(self):
+        return self.array
+
+    def is_pinned(self):
+        return True
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    cuda = types.SimpleNamespace(is_initialized=lambda: False)
+    module = types.SimpleNamespace(Tensor=FakeTensor, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16"])
+def test_torch_is_recognised_without_importing_it(torch, name):
+    array = np.zeros((4, 8), np.uint16 if "16" in name else np.uint8)[:, ::2]
+    facts = describe(FakeTensor(array, f"torch.{name}"))
+    assert (facts.address, facts.shape, facts.strides) == (array.ctypes.data, array.shape, array.strides)
+    assert (facts.dtype, facts.pinned) == (name, False)
+
+
+def test_torch_devices_sparse_and_pinned(torch):
+    with pytest.raises(pdkv.UnsupportedError, match="cuda"):
+        describe(FakeTensor(np.zeros(4), "torch.float64", device="cuda"))
+    with pytest.raises(pdkv.LayoutError, match="sparse"):
+        describe(FakeTensor(np.zeros(4), "torch.float64", layout="torch.sparse_coo"))
+    torch.cuda.is_initialized = lambda: True
+    assert describe(FakeTensor(np.zeros(4), "torch.float64")).pinned
