@@ -130,7 +130,7 @@ def latency_floors(read: Figure, pull: Figure) -> list[Floor]:
 def at_most(figure: Figure, bound: float) -> Floor:
     """Judges a figure that must not exceed a bound."""
     name = f"{figure.transport} {figure.name}".removeprefix("- ")
-    note = f"p99 {figure.p99:g}" if figure.samples > 1 else ""
+    note = f"p99 or worst {figure.p99:g} {figure.unit}" if figure.samples > 1 else ""
     ok = figure.value <= bound and figure.wrong == 0
     return Floor(
         name, f"<= {bound:g} {figure.unit}", f"{figure.value:g} {figure.unit}", ok, _checked(note, figure.wrong)

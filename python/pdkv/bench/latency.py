@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pdkv.bench import host
@@ -21,6 +22,7 @@ from pdkv.bench.tables import Fragmentation
 
 _BLOCK = 4096
 _IDLE_S = 5.0
+_GIL_MOVES = 4  # transfers in one sample, so that starting and ending them weighs little
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +115,19 @@ def submit(bench: Bench, transport: str, seed: int, samples: int = 100) -> Figur
 def gil_loss(bench: Bench, transport: str, seed: int, samples: int = 7) -> Figure:
     """Measures how much slower a second Python thread counts while this one waits for a transfer.
 
-    One copy thread, so that on two cores the counting thread has one to itself: what is left is the GIL.
+    One copy thread, so that on two cores the counting thread has one to itself; time in which it was ready
+    but another thread had the core is left out, so that what remains is the GIL.
     """
     case = replace(block_case("pull", transport, 1 << 16, 1, seed), slots_factor=1.0)
     with bench.opened(case) as (side, _):
         bench.producer.ask("fill", stamp=1)
-        wanted = texts(bench.producer.ask("publish", consumers=samples + 1)["references"])
+        wanted = texts(bench.producer.ask("publish", consumers=samples * _GIL_MOVES + 1)["references"])
         took = side.move(wanted).seconds
         losses: list[float] = []
         with Counter() as counter:
             for _ in range(samples):
-                alone = counter.rate(lambda: time.sleep(took))
-                during = counter.rate(lambda: side.move(wanted))
+                alone = counter.rate(lambda: time.sleep(took * _GIL_MOVES))
+                during = counter.rate(lambda: [side.move(wanted) for _ in range(_GIL_MOVES)])
                 losses.append((1 - during / alone) * 100)
         wrong = side.find_wrong(1).wrong_bytes
     middle, worst = statistics.median(losses), max(losses)
@@ -167,10 +170,19 @@ class Counter:
             self._count += 1
 
     def rate(self, work: Callable[[], object]) -> float:
-        """Gives counts per second while `work` runs in the calling thread."""
-        counted, started = self._count, time.perf_counter()
+        """Gives counts per second that the thread was not kept off the cores, while `work` runs in the caller."""
+        counted, started, waited = self._count, time.perf_counter(), self._waited_s()
         work()
-        return (self._count - counted) / (time.perf_counter() - started)
+        spent = time.perf_counter() - started - (self._waited_s() - waited)
+        return (self._count - counted) / spent
+
+    def _waited_s(self) -> float:
+        """How long the counting thread was ready to run but had no core, as the kernel counts it."""
+        try:
+            stat = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text(encoding="ascii")
+        except OSError:
+            return 0.0
+        return int(stat.split()[1]) / 1e9
 
 
 def measure_all(bench: Bench, transports: list[str], seed: int) -> list[Figure]:
