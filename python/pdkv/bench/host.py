@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import time
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
+import pdkv
 from pdkv.errors import CapacityError
 
 
@@ -30,12 +30,13 @@ def facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Gives the versions that took part."""
-    try:
-        pdkv = metadata.version("pdkv")
-    except metadata.PackageNotFoundError:
-        pdkv = "unknown"
-    return {"pdkv": pdkv, "python": platform.python_version(), "numpy": np.__version__}
+    """Gives the versions that took part; `build` tells an optimized library from a debug one."""
+    return {
+        "pdkv": pdkv.__version__,
+        "build": pdkv.build_info(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
 
 
 def default_threads() -> int:
