@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pdkv.bench import floors
+from pdkv.bench.side import Toolkit
+
 COMMAND = [sys.executable, "-m", "pdkv.bench"]
 TINY = ["--model", "tiny", "--isl", "256", "--iters", "2", "--format", "json"]
 
@@ -128,3 +131,9 @@ def test_latency_mode():
 def test_a_process_ends_well_whatever_is_dropped_first(transport, order):
     done = subprocess.run([sys.executable, "-m", "pdkv.bench.drops", transport, order], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_plans_of_the_promised_size_stay_small():
+    found = list(floors.planning_floors(Toolkit.real(), seed=1, samples=1))
+    assert [floor.name.rpartition(", ")[2] for floor in found] == ["runs:16", "random"]
+    assert all(float(floor.note.removesuffix(" MB")) < floors.PLAN_BYTES / 1e6 for floor in found)
