@@ -3,8 +3,6 @@
 Start with `pdkv.Engine`. Importing this package imports neither torch nor numpy.
 """
 
-from typing import TYPE_CHECKING
-
 from pdkv._core import KvLayout, Plan, __version__, build_info, plan, resolve_layout
 from pdkv.engine import (
     Engine,
@@ -51,6 +49,7 @@ from pdkv.errors import (
     UnsupportedError,
 )
 
+TYPE_CHECKING = False  # as in `errors.py`
 if TYPE_CHECKING:
     from pdkv.layout import Layout
 

@@ -8,7 +8,9 @@ compares the two. This module needs no native code, so errors can be unpickled a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+TYPE_CHECKING = False  # the name is known to type checkers; `typing` itself would double the import time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "CapacityError",

@@ -5,27 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import pdkv
 from pdkv import aio
-from pdkv.testing import connected_pair
 
 BLOCKS = 64
 
 
+class Engines(NamedTuple):
+    """A producer and a consumer, connected after both have registered their caches."""
+
+    producer: pdkv.Engine
+    consumer: pdkv.Engine
+
+
 @pytest.fixture
 def pair():
-    with connected_pair(transports=["tcp"]) as pair:
-        memory = [np.zeros((4, BLOCKS, 1, 16, 256), np.uint8) for _ in range(2)]
-        memory[0][:] = 5
+    memory = [np.zeros((4, BLOCKS, 1, 16, 256), np.uint8) for _ in range(2)]
+    memory[0][:] = 5
+    with pdkv.Engine("producer", transports=["tcp"]) as a, pdkv.Engine("consumer", transports=["tcp"]) as b:
+        engines = Engines(a, b)
         caches = [
             engine.register_kv_cache(kv, layout="LBHNC", block_tokens=16)
-            for engine, kv in zip((pair.producer, pair.consumer), memory, strict=True)
+            for engine, kv in zip(engines, memory, strict=True)
         ]
-        yield pair, caches, memory
+        b.connect(a.address)
+        yield engines, caches, memory
 
 
 def pull(caches, ids):

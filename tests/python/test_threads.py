@@ -71,32 +71,52 @@ except KeyboardInterrupt:
         assert child.returncode == 0
 
 
+def test_ctrl_c_is_heard_while_connecting():
+    script = """
+import socket, pdkv
+silent = socket.create_server(("127.0.0.1", 0))
+engine = pdkv.Engine("a", listen=None)
+print("ready", flush=True)
+try:
+    engine.connect(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=300)
+except KeyboardInterrupt:
+    print("heard")
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.communicate(timeout=30)[0] == "heard\n"
+        assert child.returncode == 0
+
+
 @pytest.mark.parametrize("transport", ["inproc", "tcp"])
 def test_many_threads_share_everything(transport):
     blocks, layers = 64, 2
-    with connected_pair(transports=[transport]) as pair:
-        kv = {side: np.zeros((layers, blocks, 1, 16, 64), np.uint8) for side in ("producer", "consumer")}
-        kv["producer"][:] = np.random.default_rng(7).integers(0, 256, kv["producer"].shape)
-        caches = {
-            side: getattr(pair, side).register_kv_cache(memory, layout="LBHNC", block_tokens=16)
-            for side, memory in kv.items()
-        }
+    with pdkv.Engine("a", transports=[transport]) as producer, pdkv.Engine("b", transports=[transport]) as consumer:
+        kv = [np.zeros((layers, blocks, 1, 16, 64), np.uint8) for _ in range(2)]
+        kv[0][:] = np.random.default_rng(7).integers(0, 256, kv[0].shape)
+        theirs, ours = (
+            engine.register_kv_cache(memory, layout="LBHNC", block_tokens=16)
+            for engine, memory in zip((producer, consumer), kv, strict=True)
+        )
+        peer = consumer.connect(producer.address)
 
         def work(thread):
             ids = np.arange(thread, blocks, 8)
             for turn in range(20):
                 ids = np.roll(ids, turn)
-                export = caches["producer"].export(ids, num_tokens=len(ids) * 16)
-                transfer = caches["consumer"].pull(export.reference.to_json(), into=ids)
+                export = theirs.export(ids, num_tokens=len(ids) * 16)
+                transfer = ours.pull(export.reference.to_json(), into=ids)
                 transfer.wait(30)
-                repr(transfer), dict(transfer.stats), str(transfer.path), pair.consumer.stats
-                pair.to_producer.notify(f"{thread}".encode())
-                pair.producer.notifications()
+                repr(transfer), dict(transfer.stats), str(transfer.path), consumer.stats
+                peer.notify(f"{thread}".encode())
+                producer.notifications()
 
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(work, range(8)))
-        assert (kv["consumer"] == kv["producer"]).all()
-        assert pair.producer.stats["live_exports"] == 0
+        assert (kv[1] == kv[0]).all()
+        assert producer.stats["live_exports"] == 0
 
 
 def test_closing_from_another_thread_ends_a_wait():

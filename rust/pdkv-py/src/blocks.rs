@@ -12,9 +12,10 @@ use crate::enter;
 /// this many ids cost.
 const DETACH_AT: usize = 16_384;
 
-/// Physical block ids, in either of the two widths the core takes.
+/// Physical block ids, in one of the widths the core takes.
 enum Ids {
     Narrow(Vec<u32>),
+    Signed(Vec<i32>),
     Wide(Vec<i64>),
 }
 
@@ -22,6 +23,7 @@ impl Ids {
     fn len(&self) -> usize {
         match self {
             Self::Narrow(ids) => ids.len(),
+            Self::Signed(ids) => ids.len(),
             Self::Wide(ids) => ids.len(),
         }
     }
@@ -29,6 +31,7 @@ impl Ids {
     fn table(&self) -> Result<BlockTable> {
         match self {
             Self::Narrow(ids) => Ok(BlockTable::from_ids(ids)),
+            Self::Signed(ids) => BlockTable::from_ids_i32(ids),
             Self::Wide(ids) => BlockTable::from_ids_i64(ids),
         }
     }
@@ -66,7 +69,7 @@ fn from_buffer(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Ids> {
     match ElementType::from_format(buffer.format()) {
         ElementType::UnsignedInteger { bytes: 4 } => Ok(Ids::Narrow(buffer.as_typed::<u32>()?.to_vec(py)?)),
         ElementType::SignedInteger { bytes: 8 } => Ok(Ids::Wide(buffer.as_typed::<i64>()?.to_vec(py)?)),
-        ElementType::SignedInteger { bytes: 4 } => widen::<i32>(py, buffer),
+        ElementType::SignedInteger { bytes: 4 } => Ok(Ids::Signed(buffer.as_typed::<i32>()?.to_vec(py)?)),
         ElementType::SignedInteger { bytes: 2 } => widen::<i16>(py, buffer),
         ElementType::SignedInteger { bytes: 1 } => widen::<i8>(py, buffer),
         ElementType::UnsignedInteger { bytes: 2 } => widen::<u16>(py, buffer),

@@ -227,7 +227,8 @@ impl PyEngine {
     #[pyo3(signature = (address, *, timeout_s=5.0))]
     fn connect(&self, py: Python<'_>, address: &str, timeout_s: f64) -> PyResult<PyPeer> {
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
-        let peer = enter::detached(py, || self.0.engine.connect(address, timeout))?;
+        let (engine, address) = (self.0.engine.clone(), address.to_owned());
+        let peer = enter::interruptible(py, move || engine.connect(&address, timeout))?;
         Ok(PyPeer::new(peer, &self.0))
     }
 

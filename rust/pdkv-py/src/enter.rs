@@ -4,6 +4,8 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
@@ -46,6 +48,35 @@ pub(crate) fn waiting(
             return Ok(true);
         }
         py.check_signals()?;
+    }
+}
+
+/// Runs `call`, which can't be asked to wait in slices, on a thread of its own, and listens for signals
+/// meanwhile. After a signal it goes on unattended, to its own timeout.
+pub(crate) fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let (give, mut take) = mpsc::channel();
+    let named = thread::Builder::new().name("pdkv-call".to_owned());
+    let started = named.spawn(move || {
+        // Nobody takes it after a signal.
+        let _ = give.send(guarded(call));
+    });
+    attached(py, || {
+        started.map_err(|error| Error::new(ErrorKind::Capacity, "native call", "no thread for it").with_source(error))
+    })?;
+    loop {
+        let (taken, again) = py.detach(move || (take.recv_timeout(SLICE), take));
+        take = again;
+        match taken {
+            Ok(result) => return result.map_err(|error| errors::to_python(py, &error)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = Error::new(ErrorKind::Internal, "native call", "its thread vanished");
+                return Err(errors::to_python(py, &error));
+            }
+        }
     }
 }
 

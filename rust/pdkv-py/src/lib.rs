@@ -23,12 +23,14 @@ mod pool;
 mod reference;
 mod region;
 mod shard;
+mod sim;
 mod span;
 mod stats;
 mod transfer;
 
 /// The native part of pdkv. Use the names of the `pdkv` package.
-#[pyo3::pymodule]
+// Every class is frozen and `Sync`, and `tests/python/test_threads.py` shares all of them among threads.
+#[pyo3::pymodule(gil_used = false)]
 mod _core {
     /// The version of the wheel.
     #[pymodule_export]
@@ -67,6 +69,8 @@ mod _core {
     use crate::region::{PyRegion, PyRegionDescriptor};
     #[pymodule_export]
     use crate::shard::PyShard;
+    #[pymodule_export]
+    use crate::sim::simulate;
     #[pymodule_export]
     use crate::span::PySpan;
     #[pymodule_export]

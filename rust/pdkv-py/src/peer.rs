@@ -217,7 +217,8 @@ impl PyPeer {
     fn renew(&self, py: Python<'_>, reference: &Bound<'_, PyAny>, lease_s: f64, timeout_s: f64) -> PyResult<f64> {
         let (reference, lease) = (reference::read(reference)?, enter::duration(py, "lease_s", lease_s)?);
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
-        enter::detached(py, || self.inner.renew(&reference, lease, timeout)).map(|left| left.as_secs_f64())
+        let peer = self.inner.clone();
+        enter::interruptible(py, move || peer.renew(&reference, lease, timeout)).map(|left| left.as_secs_f64())
     }
 
     /// Ends the connection; transfers over it fail. Closing twice is fine.
