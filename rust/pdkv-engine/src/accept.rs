@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use mio::net::TcpStream;
-use pdkv_core::id::PeerKey;
 use pdkv_core::node::Role;
 use pdkv_core::session;
 use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello};
@@ -14,16 +13,13 @@ use pdkv_device::Process;
 
 use crate::channel::Channel;
 use crate::connect::{STREAM_READY, fresh_token, hello_of};
+use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::tcp::Socket;
 
 pub(crate) enum Welcome {
     /// A control channel, now known to the engine.
-    Peer {
-        key: PeerKey,
-        stream: Arc<TcpStream>,
-        decoder: FrameDecoder,
-    },
+    Peer(Arc<Reader>),
     /// A data stream, now served by a thread of its own.
     Stream,
 }
@@ -37,10 +33,8 @@ pub(crate) fn welcome(
 ) -> Result<Welcome> {
     match first {
         Message::Hello(hello) => {
-            let stream = Arc::new(stream);
-            let key = greet(shared, &stream, *hello)?;
             decoder.set_cap(MAX_FRAME);
-            Ok(Welcome::Peer { key, stream, decoder })
+            greet(shared, Arc::new(stream), decoder, *hello).map(Welcome::Peer)
         }
         Message::StreamHello(hello) => join(shared, stream, &decoder, hello).map(|()| Welcome::Stream),
         other => Err(Error::new(
@@ -51,14 +45,15 @@ pub(crate) fn welcome(
     }
 }
 
-fn greet(shared: &Arc<Shared>, stream: &Arc<TcpStream>, hello: Hello) -> Result<PeerKey> {
+fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, hello: Hello) -> Result<Arc<Reader>> {
     let token = fresh_token()?;
     let process = process_of(&hello);
     let key = shared.new_peer_key();
+    let reader = Arc::new(Reader::new(key, Arc::clone(&stream), decoder));
     // The answer lists what is registered; whatever is registered later is advertised to the peers
     // that are entered here. Both happen under one lock, so nothing falls between.
     shared.drive(|state, now| {
-        let mut channel = Channel::new(Arc::clone(stream));
+        let mut channel = Channel::new(stream);
         match session::accept(&hello_of(shared), token, hello) {
             Ok((answer, established)) => {
                 channel.send(&answer)?;
@@ -70,11 +65,12 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<TcpStream>, hello: Hello) -> Result<
                         name,
                         token: Some(token),
                         link: None,
+                        reader: Arc::clone(&reader),
                         process,
                     },
                 );
                 state.node.peer_up(now, key, Role::Owner, established.remote_peer());
-                Ok(key)
+                Ok(reader)
             }
             Err((refusal, error)) => {
                 channel.send(&refusal)?;

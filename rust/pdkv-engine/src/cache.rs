@@ -258,7 +258,7 @@ impl KvCache {
         };
         let core = Arc::new(TransferCore::new(path));
         self.shared
-            .begin(&core, |node, now| node.begin(now, link.key, spec), pending)?;
+            .begin(link.key, &core, |node, now| node.begin(now, link.key, spec), pending)?;
         core.edit_stats(|stats| stats.post_us = posted.elapsed().as_secs_f64() * 1e6);
         Ok(Transfer::new(core, &self.shared))
     }

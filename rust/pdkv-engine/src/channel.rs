@@ -47,6 +47,11 @@ impl Channel {
         self.flush()
     }
 
+    /// Whether something waits for the socket.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Sends what is queued, as far as the socket takes it.
     pub(crate) fn flush(&mut self) -> Result<()> {
         let written = self.write(&self.pending[self.sent..])?;

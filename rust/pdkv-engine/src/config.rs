@@ -27,8 +27,9 @@ pub struct EngineConfig {
     pub peer_timeout: Duration,
     /// The longest a granted claim may pin an export. Default 120 s.
     pub max_claim: Duration,
-    /// How long the progress thread polls after traffic before it sleeps. Default 50 µs; buys
-    /// latency with CPU, and only while messages flow.
+    /// How long the progress thread polls after traffic before it sleeps, and how long a caller that
+    /// waits for a transfer reads the answers itself. Default 100 µs; buys latency with CPU, and only
+    /// while messages flow.
     pub spin: Duration,
 }
 
@@ -44,7 +45,7 @@ impl Default for EngineConfig {
             heartbeat: Duration::from_secs(1),
             peer_timeout: Duration::from_secs(10),
             max_claim: Duration::from_secs(120),
-            spin: Duration::from_micros(50),
+            spin: Duration::from_micros(100),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::engine::inproc_engine;
 use crate::link::PeerLink;
 use crate::local::LocalDoor;
 use crate::peer::Peer;
-use crate::reactor::Arrival;
+use crate::reader::Reader;
 use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::onesided::OneSided;
@@ -52,22 +52,20 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
     stream.set_nonblocking(true).map_err(broken)?;
     let stream = Arc::new(mio::net::TcpStream::from_std(stream));
     let key = link.key;
+    let reader = Arc::new(Reader::new(key, Arc::clone(&stream), decoder));
     shared.drive(|state, now| {
         let entry = PeerEntry {
             channel: Channel::new(Arc::clone(&stream)),
             name: established.remote.name.clone(),
             token: None,
             link: Some(Arc::clone(&link)),
+            reader: Arc::clone(&reader),
             process: None,
         };
         state.peers.insert(key, entry);
         state.node.peer_up(now, key, Role::Initiator, established.remote_peer());
     });
-    shared
-        .arrivals
-        .lock()
-        .expect("no holder panics")
-        .push(Arrival { key, stream, decoder });
+    shared.arrivals.lock().expect("no holder panics").push(reader);
     shared.waker.wake().map_err(broken)?;
     Ok(Peer {
         link,

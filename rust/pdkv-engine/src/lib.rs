@@ -21,6 +21,7 @@ mod peer;
 mod pull;
 mod raw;
 mod reactor;
+mod reader;
 mod registry;
 mod remote;
 mod shared;

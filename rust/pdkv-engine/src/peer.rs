@@ -267,7 +267,7 @@ impl Peer {
     /// `Capacity` for more than 1 MiB, `PeerLost`, `Closed`.
     pub fn notify(&self, bytes: &[u8]) -> Result<()> {
         check_notify(Some(bytes))?;
-        self.with_channel(|entry| entry.channel.send(&Message::Notify(Notify { bytes: bytes.to_vec() })))
+        self.with_channel(|entry| entry.send(&Message::Notify(Notify { bytes: bytes.to_vec() })))
     }
 
     fn with_channel<T>(&self, send: impl FnOnce(&mut crate::shared::PeerEntry) -> Result<T>) -> Result<T> {

@@ -141,7 +141,6 @@ pub(crate) fn finish(
         match (running.notify, entry) {
             (None, _) => Ok(bytes),
             (Some(bytes_out), Some(entry)) => entry
-                .channel
                 .send(&Message::Notify(Notify { bytes: bytes_out }))
                 .map(|()| bytes),
             (Some(_), None) => Err(Error::new(

@@ -3,7 +3,7 @@
 //! the next message of an exchange is usually on its way.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind as IoKind, Read};
+use std::io::ErrorKind as IoKind;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use pdkv_core::id::PeerKey;
-use pdkv_core::wire::{FrameDecoder, Message};
+use pdkv_core::wire::FrameDecoder;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::accept::{Welcome, welcome};
+use crate::reader::{Reader, read};
 use crate::shared::Shared;
 
 pub(crate) const WAKE: Token = Token(0);
@@ -31,24 +31,13 @@ const MAX_LOCAL: usize = 64;
 /// How long a stranger may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A connection that a caller made and the progress thread takes over.
-pub(crate) struct Arrival {
-    pub(crate) key: PeerKey,
-    pub(crate) stream: Arc<TcpStream>,
-    pub(crate) decoder: FrameDecoder,
-}
-
 enum Conn {
     Stranger {
         stream: TcpStream,
         decoder: FrameDecoder,
         until: Instant,
     },
-    Peer {
-        key: PeerKey,
-        stream: Arc<TcpStream>,
-        decoder: FrameDecoder,
-    },
+    Peer(Arc<Reader>),
 }
 
 pub(crate) struct Reactor {
@@ -88,7 +77,7 @@ impl Reactor {
             local_busy: Arc::default(),
             conns: BTreeMap::new(),
             next: FIRST,
-            buffer: vec![0; 256 << 10],
+            buffer: vec![0; 16 << 10],
         })
     }
 
@@ -166,22 +155,36 @@ impl Reactor {
     /// Takes over the connections that callers made.
     fn arrive(&mut self) {
         let arrivals = std::mem::take(&mut *self.shared.arrivals.lock().expect("no holder panics"));
-        for Arrival { key, stream, decoder } in arrivals {
-            let id = self.next;
-            if self.register(&stream, id).is_ok() {
-                self.insert(Conn::Peer { key, stream, decoder });
-                // What came in before the registration raises no event of its own.
-                self.serve(id, true);
-            }
+        for reader in arrivals {
+            let id = self.insert(Conn::Peer(reader));
+            self.watch(id);
+        }
+    }
+
+    /// Enters a peer's socket in the poll, which raises an event for whatever came in before.
+    fn watch(&mut self, id: usize) {
+        let Some(Conn::Peer(reader)) = self.conns.get(&id) else {
+            return;
+        };
+        let entered = self
+            .poll
+            .registry()
+            .try_clone()
+            .and_then(|registry| reader.enter(registry, Token(id)));
+        if let Err(error) = entered {
+            let key = reader.key();
+            self.conns.remove(&id);
+            self.shared.peer_lost(key, &start(error));
         }
     }
 
     fn register(&self, stream: &TcpStream, id: usize) -> std::io::Result<()> {
         use std::os::fd::AsRawFd;
-        let interest = Interest::READABLE | Interest::WRITABLE;
+        let fd = stream.as_raw_fd();
+        let mut source = SourceFd(&fd);
         self.poll
             .registry()
-            .register(&mut SourceFd(&stream.as_raw_fd()), Token(id), interest)
+            .register(&mut source, Token(id), Interest::READABLE)
     }
 
     fn accept(&mut self) {
@@ -232,12 +235,16 @@ impl Reactor {
     /// Reads what a connection has, until it has no more.
     fn serve(&mut self, id: usize, writable: bool) {
         let Some(conn) = self.conns.remove(&id) else { return };
-        let kept = match conn {
-            Conn::Stranger { stream, decoder, until } => self.serve_stranger(stream, decoder, until),
-            Conn::Peer { key, stream, decoder } => self.serve_peer(key, stream, decoder, writable),
+        let (kept, known) = match conn {
+            Conn::Stranger { stream, decoder, until } => (self.serve_stranger(stream, decoder, until), false),
+            Conn::Peer(reader) => (self.serve_peer(reader, writable), true),
         };
         if let Some(conn) = kept {
+            let made_known = !known && matches!(conn, Conn::Peer(_));
             self.conns.insert(id, conn);
+            if made_known {
+                self.watch(id);
+            }
         }
     }
 
@@ -245,7 +252,7 @@ impl Reactor {
         loop {
             match decoder.next() {
                 Ok(Some(message)) => match welcome(&self.shared, stream, decoder, message) {
-                    Ok(Welcome::Peer { key, stream, decoder }) => return self.serve_peer(key, stream, decoder, true),
+                    Ok(Welcome::Peer(reader)) => return Some(Conn::Peer(reader)),
                     Ok(Welcome::Stream) => return None,
                     Err(error) => {
                         tracing::debug!(%error, "a connection was turned away");
@@ -258,7 +265,7 @@ impl Reactor {
                     return None;
                 }
             }
-            match self.read(&stream) {
+            match read(&stream, &mut self.buffer) {
                 Ok(0) => return Some(Conn::Stranger { stream, decoder, until }),
                 Ok(count) => decoder.push(&self.buffer[..count]),
                 Err(_) => return None,
@@ -266,84 +273,23 @@ impl Reactor {
         }
     }
 
-    fn serve_peer(
-        &mut self,
-        key: PeerKey,
-        stream: Arc<TcpStream>,
-        mut decoder: FrameDecoder,
-        writable: bool,
-    ) -> Option<Conn> {
-        let outcome = self.exchange(key, &stream, &mut decoder, writable);
-        match outcome {
-            Ok(true) => Some(Conn::Peer { key, stream, decoder }),
-            Ok(false) => None,
+    fn serve_peer(&mut self, reader: Arc<Reader>, writable: bool) -> Option<Conn> {
+        let key = reader.key();
+        if writable {
+            let mut state = self.shared.lock();
+            let flushed = state.peers.get_mut(&key).map(|entry| entry.channel.flush());
+            drop(state);
+            if let Some(Err(error)) = flushed {
+                self.shared.peer_lost(key, &error);
+                return None;
+            }
+        }
+        match reader.pump(&self.shared) {
+            Ok(None | Some(true)) => Some(Conn::Peer(reader)),
+            Ok(Some(false)) => None,
             Err(error) => {
                 self.shared.peer_lost(key, &error);
                 None
-            }
-        }
-    }
-
-    /// `Ok(false)`: the peer was closed from our side meanwhile.
-    fn exchange(
-        &mut self,
-        key: PeerKey,
-        stream: &TcpStream,
-        decoder: &mut FrameDecoder,
-        writable: bool,
-    ) -> Result<bool> {
-        if writable {
-            let mut state = self.shared.lock();
-            let Some(entry) = state.peers.get_mut(&key) else {
-                return Ok(false);
-            };
-            entry.channel.flush()?;
-        }
-        loop {
-            while let Some(message) = decoder.next()? {
-                if !self.hand_over(key, message)? {
-                    return Ok(false);
-                }
-            }
-            let count = self.read(stream)?;
-            if count == 0 {
-                return Ok(true);
-            }
-            decoder.push(&self.buffer[..count]);
-        }
-    }
-
-    fn hand_over(&self, key: PeerKey, message: Message) -> Result<bool> {
-        self.shared.drive(|state, now| {
-            if !state.peers.contains_key(&key) {
-                return Ok(false);
-            }
-            state.node.handle(now, key, message).map(|()| true)
-        })
-    }
-
-    /// Reads once. `Ok(0)`: nothing there now. The end of the stream is an error.
-    fn read(&mut self, mut stream: &TcpStream) -> Result<usize> {
-        loop {
-            match stream.read(&mut self.buffer) {
-                Ok(0) => {
-                    return Err(Error::new(
-                        ErrorKind::PeerLost,
-                        "control channel",
-                        "the peer closed the connection",
-                    ));
-                }
-                Ok(count) => return Ok(count),
-                Err(error) if error.kind() == IoKind::WouldBlock => return Ok(0),
-                Err(error) if error.kind() == IoKind::Interrupted => {}
-                Err(error) => {
-                    return Err(Error::new(
-                        ErrorKind::PeerLost,
-                        "control channel",
-                        "the connection to the peer broke",
-                    )
-                    .with_source(error));
-                }
             }
         }
     }

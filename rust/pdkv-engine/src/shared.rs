@@ -27,6 +27,7 @@ use crate::link::PeerLink;
 use crate::mover::Movers;
 use crate::pull::PendingMove;
 use crate::raw::Raw;
+use crate::reader::Reader;
 use crate::registry::Registry;
 use crate::transfer::TransferCore;
 use crate::transport::Work;
@@ -50,7 +51,7 @@ pub(crate) struct Shared {
     pub(crate) completions: Completions,
     pub(crate) waker: Waker,
     /// Connections made by callers, on their way to the progress thread.
-    pub(crate) arrivals: Mutex<Vec<crate::reactor::Arrival>>,
+    pub(crate) arrivals: Mutex<Vec<Arc<Reader>>>,
     pub(crate) closed: AtomicBool,
     /// The progress thread has let go of its listeners.
     pub(crate) stopped: Flag,
@@ -79,8 +80,21 @@ pub(crate) struct PeerEntry {
     pub(crate) token: Option<SessionToken>,
     /// Our way into the peer; for peers we connected to.
     pub(crate) link: Option<Arc<PeerLink>>,
+    /// The receiving half of the channel.
+    pub(crate) reader: Arc<Reader>,
     /// The process at the other end, when it is one of this host.
     pub(crate) process: Option<Arc<pdkv_device::Process>>,
+}
+
+impl PeerEntry {
+    /// Sends a message; what the socket doesn't take now goes out when it does.
+    pub(crate) fn send(&mut self, message: &Message) -> Result<()> {
+        self.channel.send(message)?;
+        if self.channel.is_blocked() {
+            self.reader.watch_writable();
+        }
+        Ok(())
+    }
 }
 
 struct Entry {
@@ -209,6 +223,7 @@ impl Shared {
     /// Starts a transfer: the entry must exist before the node's first action about it.
     pub(crate) fn begin(
         self: &Arc<Self>,
+        peer: PeerKey,
         core: &Arc<TransferCore>,
         begin: impl FnOnce(&mut Node, Duration) -> Result<TransferId>,
         pending: PendingMove,
@@ -216,6 +231,9 @@ impl Shared {
         self.drive(|state, now| {
             let id = begin(&mut state.node, now)?;
             core.set_id(id);
+            if let Some(entry) = state.peers.get(&peer) {
+                core.set_reader(&entry.reader);
+            }
             state.transfers.insert(
                 id,
                 Entry {
@@ -251,7 +269,7 @@ impl Shared {
         match action {
             Action::Send { peer, message } => {
                 if let Some(entry) = state.peers.get_mut(&peer)
-                    && let Err(error) = entry.channel.send(&message)
+                    && let Err(error) = entry.send(&message)
                 {
                     later.lost.push((peer, error));
                 }
@@ -343,7 +361,7 @@ impl Shared {
                 reason: error.message().to_owned(),
             });
             // A channel that is broken already needs no farewell.
-            let _ = entry.channel.send(&goodbye);
+            let _ = entry.send(&goodbye);
         }
         self.peer_lost(peer, error);
     }
@@ -417,7 +435,7 @@ impl Shared {
     pub(crate) fn tell_all(self: &Arc<Self>, message: &Message) {
         let mut later = Later::default();
         for (&peer, entry) in &mut self.lock().peers {
-            if let Err(error) = entry.channel.send(message) {
+            if let Err(error) = entry.send(message) {
                 later.lost.push((peer, error));
             }
         }

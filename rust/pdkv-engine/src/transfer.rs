@@ -12,6 +12,7 @@ use pdkv_core::node::{Destination, Outcome};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::config::TransportKind;
+use crate::reader::Reader;
 use crate::shared::Shared;
 
 /// Where a transfer stands.
@@ -100,6 +101,8 @@ pub(crate) struct TransferCore {
     quiesced: AtomicBool,
     /// Movers look at this between batches.
     pub(crate) stop: AtomicBool,
+    /// Where a waiting caller may look for the owner's answers itself; once.
+    reader: Mutex<Option<Weak<Reader>>>,
     /// The path, fixed at submission.
     pub(crate) path: Arc<Path>,
     inner: Mutex<Inner>,
@@ -119,6 +122,7 @@ impl TransferCore {
             state: AtomicU8::new(TransferState::Claiming as u8),
             quiesced: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            reader: Mutex::new(None),
             path,
             inner: Mutex::new(Inner {
                 outcome: None,
@@ -148,6 +152,19 @@ impl TransferCore {
 
     pub(crate) fn set_id(&self, id: TransferId) {
         self.id.store(id.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_reader(&self, reader: &Arc<Reader>) {
+        *self.reader.lock().expect("no holder panics") = Some(Arc::downgrade(reader));
+    }
+
+    /// Reads the owner's answers in the calling thread for a moment, at the first wait.
+    fn pump(&self, shared: &Arc<Shared>) {
+        let reader = self.reader.lock().expect("no holder panics").take();
+        if let Some(reader) = reader.and_then(|reader| reader.upgrade()) {
+            let done = || self.ended() || self.stop.load(Ordering::Relaxed);
+            reader.pump_until(shared, shared.config.spin, done);
+        }
     }
 
     pub(crate) fn id(&self) -> TransferId {
@@ -281,6 +298,12 @@ impl Transfer {
     /// The transfer's own error; `TransferCancelled`; or `TransferTimeout` when it's still running
     /// after `timeout`, which changes nothing about it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        if timeout != Some(Duration::ZERO)
+            && !self.core.ended()
+            && let Some(shared) = self.shared.upgrade()
+        {
+            self.core.pump(&shared);
+        }
         if !self.core.wait_until(timeout, TransferCore::ended) {
             return Err(Error::new(
                 ErrorKind::TransferTimeout,
