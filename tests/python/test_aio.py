@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -128,8 +129,9 @@ def test_the_completion_fd_belongs_to_the_caller(pair):
     fd = engines.consumer.completion_fd()
     try:
         transfer = pull(caches, [1])
-        transfer.wait(20)
+        assert select.select([fd], [], [], 20)[0] == [fd]
         assert transfer.id in engines.consumer.take_completed()
+        transfer.wait(20)
         assert engines.consumer.take_completed() == []
     finally:
         os.close(fd)
