@@ -41,14 +41,22 @@ pub struct BlockTable {
 impl BlockTable {
     /// Builds a table from ids in logical order.
     pub fn from_ids(ids: &[u32]) -> Self {
-        let Some((&first, rest)) = ids.split_first() else {
+        Self::build(ids.iter().copied())
+    }
+
+    /// One pass to count the runs, one to write them: no other memory is touched than the table's.
+    fn build(ids: impl ExactSizeIterator<Item = u32> + Clone) -> Self {
+        let len = ids.len() as u64;
+        let mut rest = ids.clone();
+        let Some(first) = rest.next() else {
             return Self::default();
         };
         // Counting first is vectorised and spares growing, which costs more than the rest.
-        let breaks = ids.windows(2).filter(|pair| pair[0].wrapping_add(1) != pair[1]).count();
+        let pairs = ids.zip(rest.clone());
+        let breaks = pairs.filter(|&(id, next)| id.wrapping_add(1) != next).count();
         let mut runs = Vec::with_capacity(breaks + 1);
         let mut run = BlockRun { start: first, len: 1 };
-        for &id in rest {
+        for id in rest {
             if run.end() == u64::from(id) && run.len < u32::MAX {
                 run.len += 1;
             } else {
@@ -57,10 +65,7 @@ impl BlockTable {
             }
         }
         runs.push(run);
-        Self {
-            runs,
-            len: ids.len() as u64,
-        }
+        Self { runs, len }
     }
 
     /// Builds a table from signed ids, as numpy and torch index arrays carry them.
@@ -80,13 +85,20 @@ impl BlockTable {
     }
 
     fn from_signed<T: Copy + Into<i64>>(ids: &[T]) -> Result<Self> {
+        Self::from_values(ids.iter().map(|&id| id.into()))
+    }
+
+    /// Builds a table from integers wherever they lie, without copying them first.
+    ///
+    /// # Errors
+    /// `Layout` naming the index and value of the first id that is negative or too large.
+    fn from_values(ids: impl ExactSizeIterator<Item = i64> + Clone) -> Result<Self> {
         // All ids are in range exactly when the bits of all of them together are.
-        let all = ids.iter().fold(0_i64, |bits, &id| bits | id.into());
+        let all = ids.clone().fold(0_i64, |bits, id| bits | id);
         if u32::try_from(all).is_ok() {
-            let narrow: Vec<u32> = ids.iter().map(|&id| id.into().cast_unsigned() as u32).collect();
-            return Ok(Self::from_ids(&narrow));
+            return Ok(Self::build(ids.map(|id| id.cast_unsigned() as u32)));
         }
-        let mut wide = ids.iter().map(|&id| id.into()).enumerate();
+        let mut wide = ids.enumerate();
         let (index, id) = wide.find(|&(_, id)| u32::try_from(id).is_err()).unwrap_or_default();
         Err(Error::new(
             ErrorKind::Layout,

@@ -17,6 +17,13 @@ impl Marks {
     /// Marks `count` bits from `first`; false when one of them was marked before.
     #[inline]
     pub(crate) fn mark(&mut self, first: u64, count: u64) -> bool {
+        if count == 1 {
+            // Scattered tables are made of these.
+            let (word, mask) = (&mut self.0[(first / 64) as usize], 1 << (first % 64));
+            let fresh = *word & mask == 0;
+            *word |= mask;
+            return fresh;
+        }
         let (mut at, end) = (first, first + count);
         while at < end {
             let bit = at % 64;
