@@ -234,6 +234,59 @@ fn a_writer_that_connects_again_says_that_it_is_out() {
 }
 
 #[test]
+fn a_writer_whose_last_word_was_lost_is_asked_again() {
+    let mut pair = Pair::new();
+    let (offer, transfer) = moving(&mut pair, ExportKind::Offer);
+    // The owner loses the channel, the writer doesn't know that yet: its mover meets a closed stream and
+    // what it says about that goes nowhere.
+    let lost = Error::new(ErrorKind::PeerLost, "read", "connection reset");
+    pair.owner.peer_down(pair.now, TO_INITIATOR, &lost);
+    pair.owner.release(pair.now, offer.export_id).expect("alive");
+    let (to_owner, to_initiator) = (PeerKey(33), PeerKey(44));
+    let (owner, initiator) = (common::remote(&pair.owner), common::remote(&pair.initiator));
+    while pair.owner.poll_action().is_some() {}
+    pair.initiator.peer_up(pair.now, to_owner, Role::Initiator, owner);
+    while pair.initiator.poll_action().is_some() {}
+    pair.owner.peer_up(pair.now, to_initiator, Role::Owner, initiator);
+    let Some(Action::Send { message, .. }) = pair.owner.poll_action() else {
+        panic!("the writer is asked");
+    };
+    assert!(matches!(&message, Message::Revoke(revoke) if revoke.transfer == transfer));
+    pair.initiator.handle(pair.now, to_owner, message).expect("honest");
+    assert!(pair.initiator.poll_action().is_none(), "it is not out yet");
+    pair.initiator.moved(pair.now, transfer, stopped());
+    pair.initiator.peer_down(pair.now, TO_OWNER, &lost);
+    while pair.initiator.poll_action().is_some() {}
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Releasing);
+    // The owner asks again on its own, and this time there is an answer.
+    pair.now += S * 2;
+    pair.owner.tick(pair.now);
+    let mut asked = false;
+    while let Some(action) = pair.owner.poll_action() {
+        if let Action::Send {
+            peer,
+            message: message @ Message::Revoke(_),
+        } = action
+        {
+            assert_eq!(peer, to_initiator);
+            asked = true;
+            pair.initiator.handle(pair.now, to_owner, message).expect("honest");
+        }
+    }
+    assert!(asked);
+    while let Some(action) = pair.initiator.poll_action() {
+        if let Action::Send {
+            message: message @ Message::Abandon(_),
+            ..
+        } = action
+        {
+            pair.owner.handle(pair.now, to_initiator, message).expect("honest");
+        }
+    }
+    assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Released);
+}
+
+#[test]
 fn closing_a_channel_ends_its_transfers_and_says_goodbye() {
     let mut pair = Pair::new();
     let (_, transfer) = moving(&mut pair, ExportKind::Export);

@@ -24,12 +24,15 @@ const LISTENER: Token = Token(1);
 const LOCAL: Token = Token(2);
 const FIRST: usize = 3;
 
-/// Connections that haven't said yet what they are; more are turned away.
+/// Connections that haven't said yet what they are. For one more, the oldest is turned away: peers say
+/// what they are at once, so idle ones keep nobody out.
 const MAX_STRANGERS: usize = 256;
 /// Local-socket connections being answered at once.
 const MAX_LOCAL: usize = 64;
 /// How long a stranger may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// When to accept again after the system had no descriptor for a connection.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 enum Conn {
     Stranger {
@@ -46,6 +49,8 @@ pub(crate) struct Reactor {
     listener: Option<TcpListener>,
     local: Option<UnixListener>,
     local_busy: Arc<AtomicUsize>,
+    /// Connections may wait at a listener without another event for them.
+    accept_again: bool,
     conns: BTreeMap<usize, Conn>,
     next: usize,
     buffer: Vec<u8>,
@@ -75,6 +80,7 @@ impl Reactor {
             listener,
             local,
             local_busy: Arc::default(),
+            accept_again: false,
             conns: BTreeMap::new(),
             next: FIRST,
             buffer: vec![0; 16 << 10],
@@ -92,7 +98,7 @@ impl Reactor {
             let timeout = if spinning {
                 Some(Duration::ZERO)
             } else {
-                self.stranger_timeout(sleep)
+                self.timeout(sleep)
             };
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
@@ -101,6 +107,10 @@ impl Reactor {
                     tracing::error!(%error, "the progress thread can't poll any more");
                     break;
                 }
+            }
+            if std::mem::take(&mut self.accept_again) {
+                self.accept();
+                self.accept_local();
             }
             if spinning && events.is_empty() {
                 std::hint::spin_loop();
@@ -130,13 +140,11 @@ impl Reactor {
         self.shared.stopped.set();
     }
 
-    fn stranger_timeout(&self, sleep: Option<Duration>) -> Option<Duration> {
+    fn timeout(&self, sleep: Option<Duration>) -> Option<Duration> {
         let strangers = self.conns.values().any(|conn| matches!(conn, Conn::Stranger { .. }));
-        if strangers {
-            Some(sleep.map_or(PATIENCE, |sleep| sleep.min(Duration::from_millis(500))))
-        } else {
-            sleep
-        }
+        let patience = strangers.then_some(Duration::from_millis(500));
+        let again = self.accept_again.then_some(ACCEPT_AGAIN);
+        [sleep, patience, again].into_iter().flatten().min()
     }
 
     fn send_strangers_away(&mut self) {
@@ -188,14 +196,24 @@ impl Reactor {
     }
 
     fn accept(&mut self) {
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
+        while let Some(accepted) = self.listener.as_ref().map(TcpListener::accept) {
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    self.accept_again |= error.kind() != IoKind::WouldBlock;
+                    return;
+                }
+            };
             let strangers = self
                 .conns
-                .values()
-                .filter(|conn| matches!(conn, Conn::Stranger { .. }))
-                .count();
-            if strangers >= MAX_STRANGERS {
-                continue;
+                .iter()
+                .filter(|(_, conn)| matches!(conn, Conn::Stranger { .. }));
+            let (count, oldest) =
+                strangers.fold((0, None), |(count, oldest), (&id, _)| (count + 1, oldest.or(Some(id))));
+            if count >= MAX_STRANGERS
+                && let Some(oldest) = oldest
+            {
+                self.conns.remove(&oldest);
             }
             let _ = stream.set_nodelay(true);
             let id = self.next;
@@ -212,7 +230,14 @@ impl Reactor {
     }
 
     fn accept_local(&mut self) {
-        while let Some(Ok((stream, _))) = self.local.as_ref().map(UnixListener::accept) {
+        while let Some(accepted) = self.local.as_ref().map(UnixListener::accept) {
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    self.accept_again |= error.kind() != IoKind::WouldBlock;
+                    return;
+                }
+            };
             let busy = Arc::clone(&self.local_busy);
             if busy.fetch_add(1, Ordering::AcqRel) >= MAX_LOCAL {
                 busy.fetch_sub(1, Ordering::AcqRel);

@@ -19,6 +19,8 @@ use crate::shared::Shared;
 
 /// Spin-loop hints between two looks at a socket: well under a microsecond.
 const PAUSES: u32 = 16;
+/// Reads in one turn: somebody who sends without end gets its turns, and everybody else theirs.
+const TURN: u32 = 4;
 
 pub(crate) struct Reader {
     key: PeerKey,
@@ -136,17 +138,25 @@ impl Reader {
     }
 
     fn pump_into(&self, shared: &Arc<Shared>, input: &mut Input) -> Result<bool> {
-        loop {
+        for turn in 0.. {
             while let Some(message) = input.decoder.next()? {
                 if !self.hand_over(shared, message)? {
                     return Ok(false);
                 }
+            }
+            if turn == TURN {
+                break;
             }
             match read(&self.stream, &mut input.buffer)? {
                 0 => return Ok(true),
                 count => input.decoder.push(&input.buffer[..count]),
             }
         }
+        // There may be more; looked at anew, the socket raises an event for it.
+        let mut watch = self.watch();
+        let entered = watch.entered;
+        let _ = watch.apply(&self.stream, entered);
+        Ok(true)
     }
 
     fn hand_over(&self, shared: &Arc<Shared>, message: Message) -> Result<bool> {

@@ -377,7 +377,9 @@ impl Shared {
         // A writer of this host is known to be out of our memory once its process is gone; one that
         // came over a stream, once the stream is shut.
         match entry.process {
-            Some(process) if process.alive() => state.raw.suspects.push((peer, process)),
+            Some(process) if state.node.may_write(peer) && process.alive() => {
+                state.raw.suspects.push((peer, process));
+            }
             _ => state.node.writer_dead(self.clock.now(), peer),
         }
         later.streams_of.push(peer);
@@ -417,6 +419,7 @@ impl Shared {
             state.raw.tick(now);
             let (gone, alive) = std::mem::take(&mut state.raw.suspects)
                 .into_iter()
+                .filter(|&(peer, _)| state.node.may_write(peer))
                 .partition(|(_, p)| !p.alive());
             state.raw.suspects = alive;
             let gone: Vec<(PeerKey, _)> = gone;
@@ -468,18 +471,12 @@ impl Shared {
 
     /// A granted claim in the form in which streams serve it.
     pub(crate) fn serving(&self, peer: PeerKey, transfer: TransferId) -> Result<Serving> {
-        let view = self
-            .lock()
-            .node
-            .claim_view(peer, transfer)
-            .filter(|view| !view.revoked)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::ReferenceUnknown,
-                    "serve",
-                    format!("transfer `{transfer}` holds no claim here"),
-                )
-            })?;
+        let view = {
+            let state = self.lock();
+            let view = state.node.claim_view(peer, transfer);
+            view.filter(|view| !view.revoked)
+                .ok_or_else(|| state.node.why_ended(peer, transfer))?
+        };
         let cache = self.registry.cache(view.cache)?;
         let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
         let walk = match view.kind {

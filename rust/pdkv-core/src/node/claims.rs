@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Action, Node, Now, Timer, misplaced};
+use super::{Action, Node, Now, Role, Timer, misplaced};
 use crate::block_table::BlockTable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::export::Area;
@@ -67,6 +67,32 @@ impl Node {
     /// What a data stream needs to serve a claim; `None` for a claim that is not alive.
     pub fn claim_view(&self, peer: PeerKey, transfer: TransferId) -> Option<ClaimView> {
         self.claims.get(&(peer, transfer)).map(|record| record.view.clone())
+    }
+
+    /// Why a claim can't be served: what took it back, or that there is none.
+    pub fn why_ended(&self, peer: PeerKey, transfer: TransferId) -> Error {
+        let revoked = self
+            .claims
+            .get(&(peer, transfer))
+            .and_then(|record| record.revoked.clone());
+        let ended = || match self.peers.get(&peer)?.ended.get(&transfer)? {
+            ClaimStatus::Failed(fault) => Some(fault.clone().into_error("serve")),
+            _ => None,
+        };
+        revoked.or_else(ended).unwrap_or_else(|| {
+            if !self.peers.contains_key(&peer) {
+                return self.no_peer("serve", peer);
+            }
+            let text = format!("transfer `{transfer}` holds no claim here");
+            Error::new(ErrorKind::ReferenceUnknown, "serve", text)
+        })
+    }
+
+    /// Whether a claim of that peer is on record. Of a peer whose channel is gone only writers' are: it
+    /// may still write.
+    pub fn may_write(&self, peer: PeerKey) -> bool {
+        let all = (peer, TransferId(0))..=(peer, TransferId(u64::MAX));
+        self.claims.range(all).next().is_some()
     }
 
     /// A data stream of ours starts to touch memory for a claim; pair with
@@ -272,18 +298,40 @@ impl Node {
     }
 
     pub(super) fn revoke_again(&mut self, now: Now, peer: PeerKey, transfer: TransferId) {
-        let Some(ClaimRecord {
-            revoked: Some(error),
-            lost: false,
-            ..
-        }) = self.claims.get(&(peer, transfer))
-        else {
+        let Some(record) = self.claims.get(&(peer, transfer)) else {
             return;
         };
+        let Some(error) = &record.revoked else { return };
+        let to = if record.lost {
+            self.channel_to(record.claimant)
+        } else {
+            Some(peer)
+        };
+        // Without a channel it is taken up again when the writer connects.
+        let Some(to) = to else { return };
         let fault = Fault::of(error);
         self.timers
             .arm(Timer::RevokeAgain(peer, transfer), now + self.config.heartbeat);
-        self.send(peer, Message::Revoke(Revoke { transfer, fault }));
+        self.send(to, Message::Revoke(Revoke { transfer, fault }));
+    }
+
+    fn channel_to(&self, life: Option<Incarnation>) -> Option<PeerKey> {
+        let mut peers = self.peers.iter();
+        peers
+            .find(|(_, p)| p.role == Role::Owner && Some(p.remote.incarnation) == life)
+            .map(|(&key, _)| key)
+    }
+
+    /// A writer is connected again: what it said when it left the memory may be lost with the channel
+    /// it lost, so it is asked until it says so.
+    pub(super) fn ask_writer(&mut self, now: Now, life: Incarnation) {
+        let lost = |(&key, record): (&(PeerKey, TransferId), &ClaimRecord)| {
+            (record.lost && record.claimant == Some(life)).then_some(key)
+        };
+        let keys: Vec<_> = self.claims.iter().filter_map(lost).collect();
+        for (peer, transfer) in keys {
+            self.revoke_again(now, peer, transfer);
+        }
     }
 
     pub(super) fn claims_lost(&mut self, _now: Now, peer: PeerKey, error: &Error) {

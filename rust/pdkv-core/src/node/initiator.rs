@@ -175,8 +175,9 @@ impl Node {
             Message::Nack(m) => (m.transfer, Event::Nacked(m.fault.into_error("fence"))),
             Message::Revoke(m) => {
                 // A claim that we don't hold any more: say again that we are out of the memory, or the
-                // owner could wait for ever.
-                if !self.is_with(peer, m.transfer) {
+                // owner could wait for ever. One that still runs over an earlier channel is not out yet;
+                // the owner asks again.
+                if !self.transfers.contains_key(&m.transfer) {
                     self.stats.stray_messages += 1;
                     let abandon = Abandon {
                         transfer: m.transfer,

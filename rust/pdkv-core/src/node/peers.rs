@@ -77,8 +77,9 @@ impl Node {
         };
         let life = record.remote.incarnation;
         self.peers.insert(peer, record);
-        if role == Role::Initiator {
-            self.report_writers_out(peer, life);
+        match role {
+            Role::Initiator => self.report_writers_out(peer, life),
+            Role::Owner => self.ask_writer(now, life),
         }
         self.timers.arm(Timer::Heartbeat(peer), now + heartbeat);
         self.timers.arm(Timer::Silence(peer), now + self.config.peer_timeout);

@@ -145,15 +145,12 @@ impl Server<'_> {
             ));
         }
         let (peer, shared) = (self.peer, self.shared);
-        if shared
-            .drive(|state, _| state.node.serve_started(peer, transfer))
-            .is_none()
-        {
-            return Err(Answer::refuse(
-                ErrorKind::ReferenceReleased,
-                "the claim was taken back".to_owned(),
-            ));
-        }
+        shared
+            .drive(|state, _| {
+                let started = state.node.serve_started(peer, transfer);
+                started.ok_or_else(|| state.node.why_ended(peer, transfer))
+            })
+            .map_err(Answer::Refuse)?;
         let outcome = self.move_units(request.verb, &serving, range, bytes);
         // A reader that goes away says so itself; a writer that stops halfway makes the offer useless.
         let report = match &outcome {
