@@ -1,0 +1,1 @@
+"""Attacks on pdkv by real processes: killed, stopped, restarted, lying and flooding peers."""

@@ -1,0 +1,102 @@
+"""Many cancels, many connections, many forks: what is held before is held after."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pdkv
+from attacks.far import until
+
+BLOCKS = list(range(32))
+SAME = [(block, block) for block in BLOCKS]
+SLACK_KIB = 24 << 10
+SLACK = {"fds": 0, "mappings": 0, "threads": 4}  # idle threads wait for more work, and end in their own time
+
+
+def flat(before, far):
+    """Waits until a process holds no more than before."""
+    deadline = time.monotonic() + 40.0
+    while True:
+        now = far.do("resources")
+        more = {key: (before[key], now[key]) for key, slack in SLACK.items() if now[key] > before[key] + slack}
+        if not more:
+            break
+        assert time.monotonic() < deadline, f"held for good: {more}"
+        time.sleep(0.05)
+    assert now["rss_kib"] < before["rss_kib"] + SLACK_KIB, (before, now)
+
+
+def test_cancels(start, transport, rounds):
+    size = {"layers": 4, "blocks": 32, "block_bytes": 16 << 10}
+    consumer = start("consumer", transport, **size)
+    producer = start("producer", transport, seed=1, **size)
+    consumer.do("connect", producer.address)
+
+    def storm(count, seed):
+        pins = [producer.do("export", BLOCKS, consumers=50, lease_s=600) for _ in range(1 + count // 25)]
+        references = [pins[index % len(pins)][1] for index in range(count)]
+        ends = consumer.do("cancel_storm", references, BLOCKS, seed)
+        assert set(ends) <= {"cancelled", "done"}
+        for number, _ in pins:
+            producer.do("release", number)
+        return ends
+
+    storm(50, 0)
+    held = [(far, far.do("resources")) for far in (consumer, producer)]
+    assert storm(rounds(500), 1).get("cancelled")
+    until(lambda: producer.do("stats")["live_claims"] == 0, "the end of all claims")
+    assert producer.do("stats")["live_exports"] == 0
+    assert consumer.do("stats")["live_transfers"] == 0
+    for far, before in held:
+        flat(before, far)
+    _, reference = producer.do("export", BLOCKS)
+    assert consumer.do("try_pull", reference, BLOCKS)["state"] == "done"
+    assert consumer.do("wrong", 1, SAME) == []
+
+
+def test_reconnects(start, transport, rounds):
+    consumer = start("consumer", transport)
+    producer = start("producer", transport, seed=1)
+    consumer.do("reconnect", producer.address, 30)
+    until(lambda: producer.do("peer_names") == [], "the end of all links")
+    held = [(far, far.do("resources")) for far in (consumer, producer)]
+    consumer.do("reconnect", producer.address, rounds(1000 if transport in ("shm", "tcp") else 100))
+    until(lambda: producer.do("peer_names") == [], "the end of all links")
+    for far, before in held:
+        flat(before, far)
+    consumer.do("connect", producer.address)
+    _, reference = producer.do("export", BLOCKS)
+    assert consumer.do("try_pull", reference, BLOCKS)["state"] == "done"
+
+
+def test_forks_under_transfers(start, transport):
+    consumer = start("consumer", transport)
+    producer = start("producer", transport, seed=1)
+    consumer.do("connect", producer.address)
+    _, reference = producer.do("export", BLOCKS, consumers=300, lease_s=600)
+    for far in (producer, consumer):
+        if far is producer:
+            consumer.post("pull_again_and_again", reference, SAME, 1, 100)
+        for _ in range(5):
+            assert far.do("fork") == 0
+        if far is producer:
+            assert consumer.result() == 100
+    assert consumer.do("pull_again_and_again", reference, SAME, 1, 10) == 10
+
+
+def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent(start, transport):
+    consumer = start("consumer", transport, heartbeat_s=0.2, peer_timeout_s=2.0)
+    producer = start("producer", transport, seed=1)
+    peer = consumer.do("connect", producer.address)
+    child = producer.do("fork", long=True)
+    assert child > 0
+    _, reference = producer.do("export", BLOCKS)
+    producer.kill()
+    # The child holds the sockets open, so only silence tells.
+    outcome = consumer.do("try_pull", reference, BLOCKS, timeout_s=300.0)
+    assert isinstance(outcome["error"], pdkv.PeerError)
+    assert outcome["destination"] in ("untouched", "invalid")
+    assert not consumer.do("alive", peer)
+    os.kill(child, signal.SIGKILL)
