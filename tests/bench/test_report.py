@@ -90,6 +90,21 @@ def test_narrow_terminals_keep_what_matters():
     assert report.fitting(some_rows(), 500) == list(report.COLUMNS)
 
 
+def test_a_plain_table_fits_a_terminal_and_says_what_it_left_out():
+    assert max(map(len, report.as_text(some_rows(), 100).splitlines())) <= 100
+    assert "some columns did not fit" in report.as_text(some_rows(), 100)
+    assert report.as_text(some_rows(), 500) == report.as_text(some_rows())
+
+
+def test_what_differs_between_rows_has_a_column():
+    both = [*some_rows(), *(replace(row, threads=7) for row in some_rows())]
+    head, _, *lines = report.as_text(both).splitlines()
+    assert "threads" in head
+    assert "burst" not in head
+    assert lines[0] != lines[2]
+    assert "threads" not in report.as_text(some_rows()).splitlines()[0]
+
+
 def test_the_rich_table_shows_everything_that_fits(monkeypatch, capsys):
     pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "200")
@@ -106,6 +121,21 @@ def test_a_plot_is_drawn(tmp_path, suffix):
     path = tmp_path / f"rates{suffix}"
     plot.draw(many, path)
     assert path.read_bytes().startswith((b"\x89PNG", b"<?xml"))
+
+
+def test_a_plot_tells_apart_what_the_rows_differ_in():
+    both = [*some_rows(), *(replace(row, threads=7) for row in some_rows())]
+    lines = plot._lines(both)
+    assert [line.label for line in lines] == [
+        f"{kind}, shm, threads {threads}" for threads in (2, 7) for kind in ("pdkv pull", "limit scattered copy")
+    ]
+    assert lines[0].colour == lines[1].colour != lines[2].colour == lines[3].colour
+
+
+def test_one_block_size_is_drawn_as_bars(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot.draw(some_rows(), tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 1000
 
 
 def test_an_unknown_ending_is_refused_before_measuring(tmp_path):

@@ -15,6 +15,7 @@ from pdkv.bench.rows import Row
 from pdkv.bench.sizes import format_size
 
 NOISE_CORES = 0.25
+LEFT = ("row", "path", "model")  # columns of words; numbers stand to the right
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,19 @@ COLUMNS: tuple[Column, ...] = (
     Column("P99 Tx (us)", lambda row: _us(row.tx_p99_us), drop=5),
 )
 
+# Shown behind the model if the rows differ in it.
+VARIED: tuple[Column, ...] = (
+    Column("threads", lambda row: str(row.threads)),
+    Column("burst", lambda row: str(row.burst)),
+)
+_PLACE_OF_VARIED = 3
+
+
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """Gives the columns that tell these rows apart, and all the others."""
+    varied = [column for column in VARIED if len({column.cell(row) for row in rows}) > 1]
+    return [*COLUMNS[:_PLACE_OF_VARIED], *varied, *COLUMNS[_PLACE_OF_VARIED:]]
+
 
 def noisy(row: Row) -> bool:
     """Says whether other processes were known to use the cores."""
@@ -93,10 +107,19 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def as_text(rows: Sequence[Row]) -> str:
-    """Writes an aligned table with every column, for files and pipes."""
-    lines = [[column.title for column in COLUMNS], *([column.cell(row) for column in COLUMNS] for row in rows)]
-    return align(lines, left=3)
+def as_text(rows: Sequence[Row], width: int | None = None) -> str:
+    """Writes an aligned table: every column for files and pipes, those that fit into `width` for a terminal."""
+    columns = columns_of(rows) if width is None else fitting(rows, width, titles_wrap=False)
+    lines = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
+    left = sum(column.title in LEFT for column in columns)
+    return "\n".join([align(lines, left), *omission(rows, columns)])
+
+
+def omission(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Says that columns were left out, if they were."""
+    if len(columns) == len(columns_of(rows)):
+        return []
+    return ["some columns did not fit; `--format csv` and `--format json` have all"]
 
 
 def align(lines: Sequence[Sequence[str]], left: int) -> str:
@@ -142,22 +165,24 @@ def print_rich(rows: Sequence[Row]) -> None:
     console = Console()
     table: Any = Table()
     columns = fitting(rows, console.width)
-    for i, column in enumerate(columns):
-        table.add_column(column.title, justify="left" if i < 2 else "right", width=_width(column, rows))
+    for column in columns:
+        left = column.title in LEFT
+        table.add_column(column.title, justify="left" if left else "right", width=_width(column, rows))
     for row in rows:
         style = "bold red" if row.wrong else "dim" if row.kind == "limit" else None
         table.add_row(*(column.cell(row) for column in columns), style=style)
     console.print(table)
-    if len(columns) < len(COLUMNS):
-        console.print("some columns did not fit; `--format csv` and `--format json` have all", style="dim")
+    for line in omission(rows, columns):
+        console.print(line, style="dim")
 
 
-def fitting(rows: Sequence[Row], width: int | None = None) -> list[Column]:
+def fitting(rows: Sequence[Row], width: int | None = None, *, titles_wrap: bool = True) -> list[Column]:
     """Chooses the columns that fit a width; titles may wrap at spaces, cells may not."""
     width = width or shutil.get_terminal_size().columns
-    chosen = list(COLUMNS)
+    chosen = columns_of(rows)
     for drop in range(5, 0, -1):
-        if sum(_width(column, rows) + 3 for column in chosen) < width:
+        taken = (_width(column, rows) if titles_wrap else _full_width(column, rows) for column in chosen)
+        if sum(one + 3 for one in taken) < width:
             break
         chosen = [column for column in chosen if column.drop != drop]
     return chosen
@@ -165,3 +190,7 @@ def fitting(rows: Sequence[Row], width: int | None = None) -> list[Column]:
 
 def _width(column: Column, rows: Sequence[Row]) -> int:
     return max(len(text) for text in (*column.title.split(), *(column.cell(row) for row in rows)))
+
+
+def _full_width(column: Column, rows: Sequence[Row]) -> int:
+    return max(len(column.title), _width(column, rows))

@@ -30,15 +30,15 @@ class Row:
         staged_bytes: Payload bytes copied anywhere but from page to page, per iteration.
         p50_us: Median time of an iteration: from the call until completion was seen.
         p99_us: 99th percentile of it (the worst one, below 100 iterations).
-        plan_us: Mean time spent planning.
-        post_us: Mean time of the submitting call.
+        plan_us: Mean time spent planning, over a burst together.
+        post_us: Mean time of the submitting calls, over a burst together.
         seed: Draws the block tables and the bytes.
         versions: What took part.
         requested: The transport asked for: `auto`, or the required one.
         avg_us: Mean time of an iteration.
         plan_p99_us: 99th percentile of planning.
         post_p99_us: 99th percentile of submitting.
-        tx_us: Mean time from the grant until the last byte was placed.
+        tx_us: Mean time from the grant until the last byte was placed, of the slowest transfer of a burst.
         tx_p99_us: 99th percentile of it.
         runs: Contiguous copies after merging neighbours, per iteration.
         iters: Measured iterations.

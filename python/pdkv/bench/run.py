@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -180,7 +181,8 @@ def _show(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         report.print_rich(rows)
         print(report.summary(rows))
     else:
-        _write(args, f"{report.title(rows)}\n\n{report.as_text(rows)}\n\n{report.summary(rows)}")
+        width = shutil.get_terminal_size().columns if args.output is None and sys.stdout.isatty() else None
+        _write(args, f"{report.title(rows)}\n\n{report.as_text(rows, width)}\n\n{report.summary(rows)}")
 
 
 def _write(args: argparse.Namespace, text: str) -> None:

@@ -23,7 +23,7 @@ from pdkv.errors import ConfigError, PdkvError
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one measured iteration took. Times of several transfers in flight are summed, except `seconds`."""
+    """What one measured iteration took: of transfers in flight at once the slowest, planning and posting added up."""
 
     seconds: float
     plan_us: float
@@ -182,8 +182,8 @@ class Side:
             seconds=seconds,
             plan_us=sum(stat.plan_us for stat in stats),
             post_us=sum(stat.post_us for stat in stats),
-            wire_us=sum(stat.wire_us for stat in stats),
-            handover_us=sum(stat.handover_us for stat in stats),
+            wire_us=max(stat.wire_us for stat in stats),
+            handover_us=max(stat.handover_us for stat in stats),
             staged_bytes=sum(stat.staged_bytes for stat in stats),
             runs=sum(stat.runs for stat in stats),
             path=",".join(paths),
