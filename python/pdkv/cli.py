@@ -16,6 +16,7 @@ _DESCRIPTION = "Moves the KV cache of LLM requests between prefill and decode en
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; gives the exit code."""
     parser = argparse.ArgumentParser(prog="pdkv", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=build_info(), help="like `pdkv version`")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     bench.add_parser(commands).set_defaults(run=bench.run)
     _add_explain(commands)
@@ -59,7 +60,7 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--runs", type=int, default=1, help="length of the runs of neighbouring blocks (default %(default)s)"
     )
-    parser.add_argument("--connect", metavar="HOST:PORT", help="say instead which transports reach this engine")
+    parser.add_argument("--connect", metavar="HOST:PORT", help="say instead which transports reach this pdkv.Engine")
 
 
 def _explain(args: argparse.Namespace) -> int:

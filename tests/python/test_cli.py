@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -18,6 +20,20 @@ def pdkv_command(*arguments):
 def test_version():
     done = pdkv_command("version")
     assert (done.returncode, done.stdout.strip()) == (0, pdkv.build_info())
+
+
+def test_version_as_an_option():
+    done = pdkv_command("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, pdkv.build_info())
+
+
+def test_explain_says_that_something_else_answers(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        closer = threading.Thread(target=lambda: other.accept()[0].close())
+        closer.start()
+        assert cli.main(["explain", "--connect", f"127.0.0.1:{other.getsockname()[1]}"]) == 2
+        closer.join()
+    assert "hint: is it a pdkv engine that listens there?" in capsys.readouterr().err
 
 
 def test_help_lists_the_commands():

@@ -65,7 +65,7 @@ class Case:
             ("dtype", self.geometry.dtype, tuple(ITEM_BYTES)),
         ):
             if value not in allowed:
-                raise ConfigError(f"`{what}` is `{value}`", hint=f"use one of {', '.join(allowed)}")
+                raise ConfigError(f"`{value}` is no `{what}`", hint=f"use one of {', '.join(allowed)}")
         for what, number in (
             ("layers", self.geometry.layers),
             ("kv_heads", self.geometry.kv_heads),
@@ -82,7 +82,8 @@ class Case:
             raise ConfigError(f"`{self.geometry.layers}` layers are more than `{_MAX_LAYERS}`")
         if self.pages > _MAX_PAGES:
             raise ConfigError(
-                f"`{self.pages}` pages are more than `{_MAX_PAGES}`", hint="use larger blocks or fewer tokens"
+                f"`{self.pages}` pages are more than `{_MAX_PAGES}`",
+                hint="use larger blocks, fewer tokens or a smaller `--total`",
             )
         if not 1.0 <= self.slots_factor <= 64.0:
             raise ConfigError(f"`slots_factor` is `{self.slots_factor}`, it must be between 1 and 64")

@@ -161,14 +161,16 @@ def serve(kit: Toolkit, address: str, *, insecure: bool, timeout_s: float) -> No
             raise ConfigError(
                 f"`{address}` is not loopback", hint="pass `--insecure` to serve whoever reaches this address"
             )
-        print(f"producer listens on {control.join_address(bound[0], bound[1])}", flush=True)
+        print(f"producer, until Ctrl-C, listens on {control.join_address(bound[0], bound[1])}", flush=True)
         while True:
             sock, peer = listener.accept()
-            print(f"consumer {control.join_address(peer[0], peer[1])} connected", flush=True)
+            consumer = f"consumer {control.join_address(peer[0], peer[1])}"
+            print(f"{consumer} connected", flush=True)
             try:
                 Producer(kit, Channel(sock, 3600.0), "", insecure=insecure, timeout_s=timeout_s).serve()
+                print(f"{consumer} is done", flush=True)
             except PdkvError as error:
-                print(f"consumer lost: {error}", file=sys.stderr, flush=True)
+                print(f"{consumer} lost: {error}", file=sys.stderr, flush=True)
 
 
 def serve_spawned(kit: Toolkit, *, insecure: bool, timeout_s: float) -> None:

@@ -88,13 +88,15 @@ impl ExportState {
     pub(crate) fn refusal(self) -> Option<Error> {
         let (kind, text) = match self {
             Self::Active => return None,
-            Self::Done | Self::Filled => (ErrorKind::ReferenceUsed, "every consumer of the export has had it"),
+            Self::Done => (ErrorKind::ReferenceUsed, "every consumer of the export has had it"),
+            Self::Filled => (ErrorKind::ReferenceUsed, "every block of the offer is written"),
             Self::Declined => (ErrorKind::ReferenceUsed, "every consumer of the export has declined it"),
             Self::Releasing | Self::Released => (ErrorKind::ReferenceReleased, "the owner released the export"),
             Self::Expiring | Self::Expired => (ErrorKind::ReferenceExpired, "the lease of the export is over"),
             Self::Unknown => (ErrorKind::ReferenceUnknown, "the owner knows no such export"),
         };
-        Some(Error::new(kind, "claim", text))
+        let hint = "it cannot become valid again: ask the owner for a new one, or recompute the prefix";
+        Some(Error::new(kind, "claim", text).with_hint(hint))
     }
 }
 

@@ -190,11 +190,12 @@ impl KvCache {
         } else {
             Direction::Write
         };
-        self.shared.check_open("pull")?;
+        let operation = if kind == ExportKind::Export { "pull" } else { "push" };
+        self.shared.check_open(operation)?;
         if reference.kind != kind {
             return Err(Error::new(
                 ErrorKind::Config,
-                "pull",
+                operation,
                 format!("the reference is of kind `{}`", reference.kind.as_str()),
             )
             .with_hint("an export is pulled, an offer is pushed to"));

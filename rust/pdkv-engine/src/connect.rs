@@ -119,6 +119,9 @@ fn shake_hands(shared: &Shared, mut stream: &TcpStream, deadline: Instant) -> Re
                     ErrorKind::PeerUnreachable,
                     "handshake",
                     "the peer closed during the handshake",
+                )
+                .with_hint(
+                    "is it a pdkv engine that listens there? `engine.address` tells, and a bench producer is none",
                 ));
             }
             Ok(count) => decoder.push(&buffer[..count]),
