@@ -36,14 +36,15 @@ help: ## Show this list
 venv: build ## Create .venv with the development tools and the package in it
 
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release $(CARGO_FLAGS) --quiet
+	@compgen -G 'python/pdkv/_core*.so' >/dev/null || echo 'compiling pdkv, which takes a few minutes the first time'
+	@PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release $(CARGO_FLAGS) --quiet
 
 demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
 	@$(BIN)/pdkv bench $(BENCH_ARGS)
 
 test: test-rust build test-python ## Build and run all tests, Rust and Python
 
-test-fast: build ## Run the tests that take seconds: few property cases, no slow marks
+test-fast: build ## Run the tests that take a minute once compiled: few property cases, no slow marks
 	@PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
 	@$(BIN)/pytest -q -m 'not slow' $(PYTEST_ARGS)
 
@@ -133,6 +134,7 @@ $(DEPENDENCIES): pyproject.toml
 	@for tool in cargo cc; do command -v $$tool >/dev/null || { echo "pdkv needs \`$$tool\` to build" >&2; exit 1; }; done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'pdkv needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)' >&2; exit 1; }
+	@echo 'creating $(VENV) with the development tools'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import tomllib; \
 		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' \
