@@ -1,5 +1,5 @@
-//! The control channel of one peer: frames out without blocking, in order. Frames in are read by
-//! the progress thread alone.
+//! The sending half of one peer's control channel: frames out without blocking, in order. The other
+//! half is in `reader.rs`.
 
 use std::io::{ErrorKind as IoKind, Write};
 use std::net::Shutdown;
@@ -42,6 +42,11 @@ impl Channel {
             let written = self.write(&frame)?;
             self.pending.extend_from_slice(&frame[written..]);
             return Ok(());
+        }
+        if self.sent > self.pending.len() / 2 {
+            // A peer that reads steadily but never all of it would let the sent part grow for ever.
+            self.pending.drain(..self.sent);
+            self.sent = 0;
         }
         self.pending.extend_from_slice(&frame);
         self.flush()
@@ -87,5 +92,39 @@ impl Channel {
     /// Tells the peer at once that this is over.
     pub(crate) fn shut_down(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pdkv_core::wire::Notify;
+    use std::io::Read;
+
+    #[test]
+    fn what_is_sent_is_not_kept_for_a_reader_that_lags() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        let mut channel = Channel::new(Arc::new(TcpStream::from_std(ours)));
+        let message = Message::Notify(Notify {
+            bytes: vec![7; 1 << 20],
+        });
+        let lag = 8 << 20;
+        let mut scrap = vec![0; 1 << 20];
+        for _ in 0..150 {
+            channel.send(&message).unwrap();
+            while channel.pending.len() - channel.sent > lag {
+                theirs.read_exact(&mut scrap).unwrap();
+                channel.flush().unwrap();
+            }
+        }
+        assert!(channel.is_blocked(), "the reader never caught up");
+        assert!(
+            channel.pending.len() < 4 * lag,
+            "{} bytes are kept",
+            channel.pending.len()
+        );
     }
 }

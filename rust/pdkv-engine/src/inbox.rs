@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard};
 
 /// How many are kept for an application that never asks; then the oldest go first, counted.
 const MAX_INBOX: usize = 1 << 16;
+/// Bytes kept, likewise.
+const MAX_INBOX_BYTES: usize = 64 << 20;
 
 #[derive(Default)]
 pub(crate) struct Inbox {
@@ -14,6 +16,7 @@ pub(crate) struct Inbox {
 #[derive(Default)]
 struct State {
     messages: VecDeque<(String, Vec<u8>)>,
+    bytes: usize,
     dropped: u64,
 }
 
@@ -24,8 +27,12 @@ impl Inbox {
 
     pub(crate) fn deliver(&self, sender: String, bytes: Vec<u8>) {
         let mut state = self.lock();
-        if state.messages.len() == MAX_INBOX {
-            state.messages.pop_front();
+        state.bytes += bytes.len();
+        while state.messages.len() >= MAX_INBOX || state.bytes > MAX_INBOX_BYTES {
+            let Some((_, oldest)) = state.messages.pop_front() else {
+                break;
+            };
+            state.bytes -= oldest.len();
             state.dropped += 1;
         }
         state.messages.push_back((sender, bytes));
@@ -33,7 +40,9 @@ impl Inbox {
 
     /// Everything that came since the last call, oldest first.
     pub(crate) fn take(&self) -> Vec<(String, Vec<u8>)> {
-        std::mem::take(&mut self.lock().messages).into()
+        let mut state = self.lock();
+        state.bytes = 0;
+        std::mem::take(&mut state.messages).into()
     }
 
     pub(crate) fn dropped(&self) -> u64 {
@@ -54,5 +63,18 @@ mod tests {
         let taken = inbox.take();
         assert_eq!((taken.len(), inbox.dropped()), (MAX_INBOX, 3));
         assert_eq!(taken[0].1, 3_usize.to_le_bytes());
+    }
+
+    #[test]
+    fn few_large_ones_fill_it_too() {
+        let inbox = Inbox::default();
+        for index in 0..66 {
+            inbox.deliver("a".to_owned(), vec![index; 1 << 20]);
+        }
+        assert_eq!(inbox.dropped(), 2);
+        let taken = inbox.take();
+        assert_eq!((taken.len(), taken[0].1[0]), (64, 2));
+        inbox.deliver("a".to_owned(), vec![0; 1 << 20]);
+        assert_eq!((inbox.take().len(), inbox.dropped()), (1, 2), "taking makes room");
     }
 }

@@ -20,6 +20,9 @@ use crate::transport::{Direction, Link, Work};
 /// Requests kept in flight on one stream, so that the owner never waits for the next one.
 const DEPTH: usize = 2;
 
+/// Idle streams kept for the next transfer, on top of what one transfer uses; each is a thread at the owner.
+const SPARE: usize = 8;
+
 /// How to open one more stream to the peer.
 pub(crate) trait Dial: Send + Sync {
     fn open(&self) -> Result<Socket>;
@@ -61,7 +64,10 @@ impl TcpLink {
         };
         let outcome = stream.run();
         if outcome.is_ok() {
-            self.idle.lock().expect("no holder panics").push(socket);
+            let mut idle = self.idle.lock().expect("no holder panics");
+            if idle.len() < self.streams + SPARE {
+                idle.push(socket);
+            }
         }
         outcome
     }
