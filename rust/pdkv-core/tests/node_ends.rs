@@ -310,6 +310,20 @@ fn the_fence_waits_for_the_owners_own_streams() {
     assert!(matches!(outcome(&actions, transfer), Some(Outcome::Done { .. })));
     assert_eq!(pair.owner.export_state(offer.export_id), ExportState::Filled);
     assert!(pair.owner.serve_started(TO_INITIATOR, transfer).is_none());
+    let refusal = pair.owner.claim_refusal(TO_INITIATOR, transfer);
+    assert_eq!(refusal.kind(), ErrorKind::ReferenceUsed);
+}
+
+#[test]
+fn a_stream_is_refused_for_the_reason_that_ended_its_claim() {
+    for kind in [ExportKind::Export, ExportKind::Offer] {
+        let mut pair = Pair::new();
+        let (reference, transfer) = moving(&mut pair, kind);
+        pair.owner.release(pair.now, reference.export_id).expect("alive");
+        assert!(pair.owner.serve_started(TO_INITIATOR, transfer).is_none());
+        let refusal = pair.owner.claim_refusal(TO_INITIATOR, transfer);
+        assert_eq!(refusal.kind(), ErrorKind::ReferenceReleased, "{kind:?}");
+    }
 }
 
 #[test]

@@ -127,6 +127,19 @@ impl Node {
         }
     }
 
+    /// Claims of writers that may still be in our memory.
+    pub fn writers(&self) -> usize {
+        let writes = |record: &&ClaimRecord| record.view.kind == ExportKind::Offer;
+        self.claims.values().filter(writes).count()
+    }
+
+    /// The transfers for which a writer may still be in our memory: those of one peer's claims.
+    pub fn writers_of(&self, peer: PeerKey) -> Vec<TransferId> {
+        let mut keys = self.claims_of(peer);
+        keys.retain(|key| record_kind(&self.claims, *key) == Some(ExportKind::Offer));
+        keys.into_iter().map(|(_, transfer)| transfer).collect()
+    }
+
     /// The process behind `peer` can't write into our memory any more: it died, or its links are
     /// closed. Ends the claims of writers that waited for this.
     pub fn writer_dead(&mut self, _now: Now, peer: PeerKey) {
