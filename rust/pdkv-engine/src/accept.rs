@@ -9,13 +9,13 @@ use pdkv_core::node::Role;
 use pdkv_core::session;
 use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Process;
 
 use crate::channel::Channel;
 use crate::connect::{STREAM_READY, fresh_token, hello_of};
 use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
-use crate::transport::tcp::Socket;
+use crate::suspect::Writer;
+use crate::transport::tcp::{Socket, serve_stream};
 
 pub(crate) enum Welcome {
     /// A control channel, now known to the engine.
@@ -47,12 +47,14 @@ pub(crate) fn welcome(
 
 fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, hello: Hello) -> Result<Arc<Reader>> {
     let token = fresh_token()?;
-    let process = process_of(&hello);
+    let writer = Writer::behind(&hello);
     let key = shared.new_peer_key();
     let reader = Arc::new(Reader::new(key, Arc::clone(&stream), decoder));
     // The answer lists what is registered; whatever is registered later is advertised to the peers
     // that are entered here. Both happen under one lock, so nothing falls between.
     shared.drive(|state, now| {
+        // A hello that came in while the engine was closing would never be said goodbye to.
+        shared.check_open("accept")?;
         let mut channel = Channel::new(stream);
         match session::accept(&hello_of(shared), token, hello) {
             Ok((answer, established)) => {
@@ -66,7 +68,7 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
                         token: Some(token),
                         link: None,
                         reader: Arc::clone(&reader),
-                        process,
+                        writer,
                     },
                 );
                 state.node.peer_up(now, key, Role::Owner, established.remote_peer());
@@ -80,18 +82,6 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
     })
 }
 
-/// The peer's process, when it runs on this host: only such a one can write our memory behind our
-/// back, so only for such a one must its end be watched.
-fn process_of(hello: &Hello) -> Option<Arc<Process>> {
-    let here = pdkv_device::host_facts();
-    let same = !here.boot_id.is_empty() && here.boot_id == hello.host.boot_id;
-    let ours = hello.host.pid == std::process::id() && here.pid_namespace == hello.host.pid_namespace;
-    if !same || ours {
-        return None;
-    }
-    Process::open(hello.host.pid).ok().map(Arc::new)
-}
-
 fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: StreamHello) -> Result<()> {
     let refuse = |why| Err(Error::new(ErrorKind::Handshake, "data stream", why));
     let Some(peer) = shared.peer_of_token(hello.token) else {
@@ -103,7 +93,7 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
     let stream = std::net::TcpStream::from(stream);
     let socket = Socket::new(OwnedFd::from(stream.try_clone().map_err(broken)?))?;
     (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
-    shared.serve_stream(peer, socket)
+    serve_stream(shared, peer, socket)
 }
 
 fn broken(error: std::io::Error) -> Error {

@@ -123,7 +123,6 @@ impl KvCache {
         consumers: u32,
         lease: Duration,
     ) -> Result<Export> {
-        self.shared.check_open("export")?;
         self.shared.registry.cache(self.local.id)?;
         blocks.validate(self.local.layout.num_blocks())?;
         let mut random = [0; 16];
@@ -148,6 +147,8 @@ impl KvCache {
             lease,
         };
         let (reference, watch) = self.shared.drive(|state, now| {
+            // Once closed, nobody ends an export any more.
+            self.shared.check_open("export")?;
             let reference = state.node.export(now, spec)?;
             let watch = Arc::new(ExportWatch::new(state.node.export_state(id)));
             state.exports.insert(id, Arc::downgrade(&watch));
@@ -269,17 +270,14 @@ impl KvCache {
         link: &PeerLink,
         reference: &Reference,
     ) -> Result<(Arc<RemoteCache>, Vec<Arc<crate::remote::RemoteRegion>>)> {
-        let cache = link
-            .remote
-            .find(|remote| remote.cache(reference.cache))
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::ReferenceUnknown,
-                    "pull",
-                    format!("the peer `{}` has no cache `{}`", link.remote.name, reference.cache),
-                )
-                .with_hint("the cache was deregistered, or the reference was altered")
-            })?;
+        let cache = link.remote.cache(reference.cache).ok_or_else(|| {
+            Error::new(
+                ErrorKind::ReferenceUnknown,
+                "pull",
+                format!("the peer `{}` has no cache `{}`", link.remote.name, reference.cache),
+            )
+            .with_hint("the cache was deregistered, or the reference was altered")
+        })?;
         check_caches(&self.local.advert(), &cache.advert).map_err(|error| {
             error
                 .with_scope(pdkv_core::Scope::Operation)
@@ -303,10 +301,10 @@ impl KvCache {
             )
         })?;
         self.shared.drive(|state, now| state.node.withdraw_cache(now, cache.id));
-        self.shared.tell_all(&pdkv_core::wire::Message::Withdraw(Withdraw {
+        self.shared.withdraw(Withdraw {
             regions: cache.regions.clone(),
             caches: vec![cache.id],
-        }));
+        });
         Ok(())
     }
 }

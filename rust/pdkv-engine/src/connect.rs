@@ -1,5 +1,6 @@
 //! Connecting to a peer: dial, handshake, find every way into the peer's memory, map what can be
-//! mapped. All of it in the calling thread, under one deadline, before anything is transferred.
+//! mapped. All of it in the calling thread and before the caller can transfer anything; dial and
+//! handshake under one deadline, each step of the mapping under its own.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -46,27 +47,32 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
         caches: established.remote.caches.clone(),
     };
     let unmapped = link.note(&adverts);
-    if !unmapped.is_empty() {
-        link.map(&unmapped);
-    }
     stream.set_nonblocking(true).map_err(broken)?;
     let stream = Arc::new(mio::net::TcpStream::from_std(stream));
     let key = link.key;
     let reader = Arc::new(Reader::new(key, Arc::clone(&stream), decoder));
     shared.drive(|state, now| {
+        // An engine that was closed meanwhile would never say goodbye.
+        shared.check_open("connect")?;
         let entry = PeerEntry {
             channel: Channel::new(Arc::clone(&stream)),
             name: established.remote.name.clone(),
             token: None,
             link: Some(Arc::clone(&link)),
             reader: Arc::clone(&reader),
-            process: None,
+            writer: None,
         };
         state.peers.insert(key, entry);
         state.node.peer_up(now, key, Role::Initiator, established.remote_peer());
-    });
+        Ok::<_, Error>(())
+    })?;
     shared.arrivals.lock().expect("no holder panics").push(reader);
     shared.waker.wake().map_err(broken)?;
+    // The heartbeat runs by now: mapping much memory takes longer than a peer's patience.
+    if !unmapped.is_empty() {
+        link.map(&unmapped);
+    }
+    link.check_alive()?;
     Ok(Peer {
         link,
         shared: Arc::clone(shared),

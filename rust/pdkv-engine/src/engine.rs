@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
@@ -15,7 +15,7 @@ use pdkv_core::layout::KvLayout;
 use pdkv_core::node::{Identity, Node};
 use pdkv_core::reference::Reference;
 use pdkv_core::shard::Shard;
-use pdkv_core::wire::{Advertise, Message, Withdraw};
+use pdkv_core::wire::{Advertise, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
@@ -30,7 +30,8 @@ use crate::registry::{LocalCache, LocalRegion};
 use crate::shared::{Parts, Shared};
 use crate::stats::EngineStats;
 
-/// How long close() waits for the progress thread to let go of the port.
+/// How long each step of close() waits: for peers that write into our memory, for our movers, and for
+/// the progress thread to let go of the port.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Longest name of an engine.
 const MAX_NAME: usize = 200;
@@ -62,16 +63,17 @@ struct Owner {
 }
 
 impl Owner {
-    fn close(&self) {
+    fn close(&self, patience: Duration) {
         if self.process == std::process::id() {
-            close(&self.shared);
+            close(&self.shared, patience);
         }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.close();
+        // Whoever drops the last handle may hold locks of its own, the interpreter's for one.
+        self.close(Duration::ZERO);
     }
 }
 
@@ -178,15 +180,17 @@ impl Engine {
     /// # Errors
     /// `Closed`.
     pub fn register(&self, memory: Arc<HostRegion>, name: Option<&str>, raw_access: bool) -> Result<Region> {
-        self.shared().check_open("register")?;
-        let local = self
-            .shared()
-            .registry
-            .add_region(name.unwrap_or_default().to_owned(), memory, raw_access);
-        self.advertise(Advertise {
-            regions: vec![local.advert()],
-            caches: Vec::new(),
-        });
+        let local = self.shared().announce("register", |registry| {
+            let local = registry.add_region(name.unwrap_or_default().to_owned(), memory, raw_access);
+            let regions = vec![local.advert()];
+            (
+                local,
+                Advertise {
+                    regions,
+                    caches: Vec::new(),
+                },
+            )
+        })?;
         Ok(Region {
             local,
             shared: Arc::clone(self.shared()),
@@ -205,7 +209,6 @@ impl Engine {
         shard: Shard,
         model: &str,
     ) -> Result<KvCache> {
-        self.shared().check_open("register_kv_cache")?;
         shard.validate_for(&layout)?;
         let sizes: Vec<u64> = memory.iter().map(|region| region.len()).collect();
         if sizes != layout.region_bytes() {
@@ -218,34 +221,31 @@ impl Engine {
                 ),
             ));
         }
-        let registry = &self.shared().registry;
-        let names = (0..).map(|index| format!("kv.{index}"));
-        let regions: Vec<_> = memory
-            .iter()
-            .zip(names)
-            .map(|(memory, name)| registry.add_region(name, Arc::clone(memory), false))
-            .collect();
-        let local = registry.add_cache(|id| LocalCache {
-            id,
-            fingerprint: fingerprint(model, &layout, &shard),
-            layout: Arc::new(layout),
-            regions: regions.iter().map(|region| region.id).collect(),
-            memory,
-            shard,
-            model: model.to_owned(),
-        });
-        self.advertise(Advertise {
-            regions: regions.iter().map(|region| region.advert()).collect(),
-            caches: vec![local.advert()],
-        });
+        let fingerprint = fingerprint(model, &layout, &shard);
+        let local = self.shared().announce("register_kv_cache", |registry| {
+            let names = (0..).map(|index| format!("kv.{index}"));
+            let regions: Vec<_> = memory
+                .iter()
+                .zip(names)
+                .map(|(memory, name)| registry.add_region(name, Arc::clone(memory), false))
+                .collect();
+            let local = registry.add_cache(|id| LocalCache {
+                id,
+                fingerprint,
+                layout: Arc::new(layout),
+                regions: regions.iter().map(|region| region.id).collect(),
+                memory,
+                shard,
+                model: model.to_owned(),
+            });
+            let regions = regions.iter().map(|region| region.advert()).collect();
+            let caches = vec![local.advert()];
+            (local, Advertise { regions, caches })
+        })?;
         Ok(KvCache {
             local,
             shared: Arc::clone(self.shared()),
         })
-    }
-
-    fn advertise(&self, advertise: Advertise) {
-        self.shared().tell_all(&Message::Advertise(advertise));
     }
 
     /// Connects to another engine and finds every way into its memory. Blocks for at most `timeout`.
@@ -293,7 +293,7 @@ impl Engine {
     }
 
     /// The transfers that ended since the last call, once [`completion_fd`](Self::completion_fd) was
-    /// asked for.
+    /// asked for; the last 65,536 of them.
     pub fn take_completed(&self) -> Vec<TransferId> {
         self.shared().completions.take()
     }
@@ -303,18 +303,21 @@ impl Engine {
         EngineStats::of(self.shared())
     }
 
-    /// Ends everything: exports are released, peers are told, threads end. Doing it twice is no error,
-    /// and in a forked child it does nothing.
+    /// Ends everything: exports are released, peers are told, threads end. Waits, for a few seconds at
+    /// most, until peers have stopped writing into offered blocks and transfers are quiesced; dropping the
+    /// last handle does not. Doing it twice is no error, and in a forked child it does nothing.
     pub fn close(&self) {
-        self.owner.close();
+        self.owner.close(CLOSE_WAIT);
     }
 }
 
-fn close(shared: &Arc<Shared>) {
+fn close(shared: &Arc<Shared>, patience: Duration) {
     if shared.closed.swap(true, Ordering::AcqRel) {
         return;
     }
     shared.drive(|state, now| state.node.release_all(now));
+    // Writers of offers are told to stop, and say when they have.
+    wait_until(patience, || shared.lock().node.writers() == 0);
     let peers: Vec<_> = shared.lock().peers.keys().copied().collect();
     let error = Error::new(
         ErrorKind::Closed,
@@ -325,12 +328,21 @@ fn close(shared: &Arc<Shared>) {
         shared.hang_up(peer, &error);
     }
     shared.movers.close();
+    wait_until(patience, || shared.runs_none());
     // Whoever lent us memory gets it back now, not when the last handle goes.
     shared.registry.clear();
+    shared.halted.store(true, Ordering::Release);
     // The progress thread looks at the flag when it wakes.
     let _ = shared.waker.wake();
-    // Bounded, for the last handle may be dropped by the progress thread itself.
-    shared.stopped.wait(CLOSE_WAIT);
+    shared.stopped.wait(patience);
+}
+
+/// Looks every millisecond; what is waited for nearly always holds at once.
+fn wait_until(patience: Duration, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() && started.elapsed() < patience {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
@@ -409,10 +421,10 @@ impl Region {
                 format!("region `{}` is not registered", self.local.id),
             ));
         }
-        self.shared.tell_all(&Message::Withdraw(Withdraw {
+        self.shared.withdraw(Withdraw {
             regions: vec![self.local.id],
             caches: Vec::new(),
-        }));
+        });
         Ok(())
     }
 }

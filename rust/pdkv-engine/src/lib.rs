@@ -27,6 +27,7 @@ mod remote;
 mod shared;
 pub mod sim;
 mod stats;
+mod suspect;
 mod transfer;
 mod transport;
 

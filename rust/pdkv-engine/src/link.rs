@@ -49,19 +49,19 @@ impl PeerLink {
         .with_hint("connect() again; a restarted engine is another incarnation"))
     }
 
-    /// The peer is lost: its mappings go now, without waiting for a successor.
-    pub(crate) fn die(&self, error: &Error) {
+    /// The peer is lost: its mappings go now, without waiting for a successor. The caller drops them.
+    pub(crate) fn die(&self, error: &Error) -> Vec<Arc<RemoteRegion>> {
         self.cause
             .lock()
             .expect("no holder panics")
             .get_or_insert_with(|| error.clone());
         self.lost.store(true, Ordering::Release);
-        self.remote.forget_all();
         for way in &self.ways {
             if let Ok(link) = &way.link {
                 link.shut_down();
             }
         }
+        self.remote.forget_all()
     }
 
     /// Takes in newly registered memory of the peer; shared parts are mapped in the background.
@@ -82,15 +82,11 @@ impl PeerLink {
     pub(crate) fn note(&self, advertise: &Advertise) -> Vec<Arc<RemoteRegion>> {
         let mut unmapped = Vec::new();
         for advert in &advertise.regions {
-            // Registering while a peer connects can advertise the same region twice.
-            if self.remote.region(advert.id).is_some() {
-                continue;
-            }
             let region = Arc::new(self.remote_region(advert));
-            if self.inproc.is_none() && advert.shared.is_some() {
-                unmapped.push(Arc::clone(&region));
+            let pending = self.inproc.is_none() && advert.shared.is_some();
+            if self.remote.add_region(Arc::clone(&region)) && pending {
+                unmapped.push(region);
             }
-            self.remote.add_region(region);
         }
         for cache in &advertise.caches {
             self.remote.add_cache(cache.clone());
@@ -99,11 +95,17 @@ impl PeerLink {
     }
 
     fn remote_region(&self, advert: &RegionAdvert) -> RemoteRegion {
-        let engine = self.inproc.as_ref().and_then(Weak::upgrade);
-        if let Some(local) = engine.and_then(|engine| engine.registry.region(advert.id).ok()) {
-            return RemoteRegion::inproc(advert.id, Arc::clone(&local.memory), advert.raw_access);
+        if let Some(engine) = &self.inproc {
+            let local = engine
+                .upgrade()
+                .and_then(|engine| engine.registry.region(advert.id).ok());
+            if let Some(local) = local {
+                return RemoteRegion::inproc(advert.id, Arc::clone(&local.memory), advert.raw_access);
+            }
         }
-        let shared = advert.shared.map(|extent| (extent.offset, extent.len));
+        // A neighbour that has withdrawn the region since is not asked to map it.
+        let shared = advert.shared.filter(|_| self.inproc.is_none());
+        let shared = shared.map(|extent| (extent.offset, extent.len));
         RemoteRegion::new(advert.id, advert.len, advert.base_address, advert.raw_access, shared)
     }
 

@@ -18,7 +18,8 @@ use pdkv_device::HostRegion;
 
 use crate::remote::Mapped;
 use crate::shared::Shared;
-use crate::transport::tcp::Socket;
+use crate::suspect::Writer;
+use crate::transport::tcp::{Socket, serve_stream};
 
 const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
 const HELLO: usize = 24;
@@ -101,7 +102,7 @@ impl LocalDoor {
             question.extend_from_slice(&id.0.to_le_bytes());
         }
         send(&stream, &question)?;
-        let sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
+        let mut sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
         let mut found = Vec::with_capacity(wanted.len());
         let mut answer = vec![0; FDS * ENTRY];
         loop {
@@ -115,8 +116,11 @@ impl LocalDoor {
             }
             for (entry, fd) in answer[..count].chunks_exact(ENTRY).zip(fds) {
                 let (id, region_offset, len) = (RegionId(word(entry, 0)), word(entry, 8), word(entry, 16));
-                let fits = |&size: &u64| region_offset.checked_add(len).is_some_and(|end| end <= size);
-                if sizes.get(&id).is_some_and(fits) {
+                // Each once: an owner can't keep us here for ever, nor fill our address space.
+                let size = sizes
+                    .remove(&id)
+                    .ok_or_else(|| refuse("a region came that was not asked for"))?;
+                if region_offset.checked_add(len).is_some_and(|end| end <= size) {
                     let memory = HostRegion::map_peer_at(fd, word(entry, 24), len, true)?;
                     found.push((id, Mapped { memory, region_offset }));
                 }
@@ -130,6 +134,7 @@ impl LocalDoor {
 pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
     let credentials = rustix::net::sockopt::socket_peercred(&stream)
         .map_err(|error| refuse("the kernel names no user for the peer").with_source(std::io::Error::from(error)))?;
+    let pid = u32::try_from(credentials.pid.as_raw_pid()).unwrap_or(0);
     let ours = rustix::process::geteuid();
     if credentials.uid != ours && !credentials.uid.is_root() {
         return Err(refuse("the peer runs as another user"));
@@ -142,8 +147,14 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
         .and_then(|token| shared.peer_of_token(token))
         .ok_or_else(|| refuse("the token is of no session"))?;
     match hello[4] {
-        0 => give_regions(shared, &stream),
-        1 => shared.serve_stream(peer, Socket::new(stream.into())?),
+        0 => {
+            // Whoever maps our memory can write it at any time, until it is gone.
+            if !shared.watch_writer(peer, || Writer::process(pid)) {
+                return Err(refuse("the peer's process can't be watched from here"));
+            }
+            give_regions(shared, &stream)
+        }
+        1 => serve_stream(shared, peer, Socket::new(stream.into())?),
         _ => Err(refuse("the question is unknown")),
     }
 }
@@ -207,4 +218,40 @@ fn word(raw: &[u8], at: usize) -> u64 {
 
 fn refuse(why: &str) -> Error {
     Error::new(ErrorKind::Handshake, "local socket", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pdkv_core::ErrorKind;
+    use pdkv_device::HugePages;
+
+    #[test]
+    fn a_region_that_is_handed_out_twice_ends_the_mapping() {
+        let (listener, name) = listen().unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let owner = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut question = [0; HELLO + 4 + 8];
+            receive(&stream, &mut question).unwrap();
+            let memory = HostRegion::allocate(4096, HugePages::Never).unwrap();
+            let mut entry = [0; ENTRY];
+            entry[0] = 5;
+            entry[16..24].copy_from_slice(&4096_u64.to_le_bytes());
+            let fd = memory.shared().unwrap().fd;
+            // Until the other end has had enough.
+            let mut sent = 0;
+            while pdkv_device::send_fds(stream.as_fd(), &[fd], &entry).is_ok() {
+                sent += 1;
+            }
+            sent
+        });
+        let door = LocalDoor {
+            name,
+            token: SessionToken::new([1; 16]),
+        };
+        let error = door.map(&[(RegionId(5), 4096)]).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Handshake);
+        assert!(owner.join().unwrap() > 0);
+    }
 }

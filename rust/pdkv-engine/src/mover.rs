@@ -49,9 +49,16 @@ impl<T> Queue<T> {
         }
     }
 
-    fn push(&self, job: T) {
-        self.state.lock().expect("no holder panics").jobs.push_back(job);
+    /// Queues a job, or gives it back once closed.
+    fn push(&self, job: T) -> std::result::Result<(), T> {
+        let mut state = self.state.lock().expect("no holder panics");
+        if state.closed {
+            return Err(job);
+        }
+        state.jobs.push_back(job);
+        drop(state);
         self.ready.notify_one();
+        Ok(())
     }
 
     /// The next job; `None` once closed, or after `limit` without work.
@@ -108,9 +115,7 @@ impl Movers {
             let queue = Arc::clone(&movers.copies);
             spawn(&format!("pdkv-copy{index}"), move || {
                 while let Some(job) = queue.pop(None) {
-                    if job.step() == Step::Again {
-                        queue.push(job);
-                    }
+                    work(&queue, job);
                 }
             })?;
         }
@@ -122,10 +127,13 @@ impl Movers {
         self.threads
     }
 
-    /// Gives the job to `hands` copy threads.
+    /// Gives the job to `hands` copy threads. After [`close`](Self::close) the caller does the work, for
+    /// somebody waits for its end.
     pub(crate) fn copy(&self, job: &Arc<dyn Job>, hands: usize) {
         for _ in 0..hands.clamp(1, self.threads) {
-            self.copies.push(Arc::clone(job));
+            if let Err(job) = self.copies.push(Arc::clone(job)) {
+                work(&self.copies, job);
+            }
         }
     }
 
@@ -155,6 +163,22 @@ impl Movers {
     pub(crate) fn close(&self) {
         self.copies.close();
         self.tasks.close();
+    }
+}
+
+impl Drop for Movers {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// One step, and the next one in turn with other jobs; once the queue is closed, all of them at once.
+fn work(queue: &Queue<Arc<dyn Job>>, mut job: Arc<dyn Job>) {
+    while job.step() == Step::Again {
+        match queue.push(job) {
+            Ok(()) => return,
+            Err(back) => job = back,
+        }
     }
 }
 
@@ -225,6 +249,30 @@ mod tests {
         let order: Vec<_> = receive.iter().take(6).collect();
         assert_eq!(order, [0, 1, 0, 1, 0, 1]);
         movers.close();
+    }
+
+    #[test]
+    fn jobs_that_come_after_the_close_are_done_all_the_same() {
+        let movers = Movers::start("t", 2).unwrap();
+        movers.close();
+        let (send, receive) = mpsc::channel();
+        let job: Arc<dyn Job> = Arc::new(Count {
+            left: AtomicUsize::new(3),
+            order: Mutex::new(send),
+            tag: 9,
+        });
+        movers.copy(&job, 1);
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), [9, 9, 9]);
+    }
+
+    #[test]
+    fn threads_end_with_their_engine() {
+        let movers = Movers::start("t", 2).unwrap();
+        let queue = Arc::downgrade(&movers.copies);
+        drop(movers);
+        while queue.strong_count() > 0 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

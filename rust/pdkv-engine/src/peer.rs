@@ -215,8 +215,11 @@ impl Peer {
         let deadline = self.shared.clock.now().saturating_add(options.timeout);
         let notice = notify.map(<[u8]>::to_vec);
         self.shared.drive(|state, _| {
+            // Peers are lost under this lock: what begins afterwards would never be told to stop.
+            self.link.check_alive()?;
             state.raw.begin(&core, self.link.key, deadline, notice);
-        });
+            Ok::<_, Error>(())
+        })?;
         let work = Arc::new(Work::new(
             Arc::clone(&core),
             Arc::clone(&self.shared),
@@ -242,7 +245,7 @@ impl Peer {
     }
 
     fn remote_region(&self, id: RegionId) -> Result<Arc<RemoteRegion>> {
-        let region = self.link.remote.find(|remote| remote.region(id)).ok_or_else(|| {
+        let region = self.link.remote.region(id).ok_or_else(|| {
             Error::new(
                 ErrorKind::Region,
                 "raw transfer",

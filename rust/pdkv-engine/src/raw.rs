@@ -12,8 +12,8 @@ use pdkv_core::id::{PeerKey, TransferId};
 use pdkv_core::node::{Destination, Outcome};
 use pdkv_core::wire::{Message, Notify};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Process;
 
+use crate::completion::Completions;
 use crate::shared::{Shared, State};
 use crate::transfer::TransferCore;
 
@@ -25,8 +25,6 @@ pub(crate) struct Raw {
     running: BTreeMap<TransferId, Running>,
     /// Questions about leases that wait for the peer's answer.
     renewals: BTreeMap<u64, Sender<Result<Duration>>>,
-    /// Lost peers of this host whose process may still be writing into our memory.
-    pub(crate) suspects: Vec<(PeerKey, Arc<Process>)>,
 }
 
 struct Running {
@@ -68,6 +66,10 @@ impl Raw {
         );
     }
 
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.running
             .values()
@@ -77,32 +79,29 @@ impl Raw {
     }
 
     /// Ends what is past its deadline. Its memory is quiesced when the movers say so.
-    pub(crate) fn tick(&mut self, now: Duration) {
-        for (id, running) in &self.running {
-            if running.deadline <= now && !running.core.stop.swap(true, Ordering::AcqRel) {
-                running.core.finish(failed(Error::new(
-                    ErrorKind::TransferTimeout,
-                    "raw transfer",
-                    format!("transfer `{id}` passed its deadline"),
-                )));
-            }
+    pub(crate) fn tick(&self, now: Duration, completions: &Completions) {
+        let over = |running: &Running| running.deadline <= now && !running.core.stop.load(Ordering::Relaxed);
+        for (id, running) in self.running.iter().filter(|(_, running)| over(running)) {
+            let error = Error::new(
+                ErrorKind::TransferTimeout,
+                "raw transfer",
+                format!("transfer `{id}` passed its deadline"),
+            );
+            running.stop(failed(error), completions);
         }
     }
 
-    pub(crate) fn cancel(&mut self, id: TransferId) {
+    pub(crate) fn cancel(&self, id: TransferId, completions: &Completions) {
         if let Some(running) = self.running.get(&id) {
-            running.core.stop.store(true, Ordering::Release);
-            running.core.finish(Outcome::Cancelled {
-                destination: Destination::Invalid,
-            });
+            let destination = Destination::Invalid;
+            running.stop(Outcome::Cancelled { destination }, completions);
         }
     }
 
     /// Ends every transfer with a lost peer.
-    pub(crate) fn peer_lost(&mut self, peer: PeerKey, error: &Error) {
+    pub(crate) fn peer_lost(&self, peer: PeerKey, error: &Error, completions: &Completions) {
         for running in self.running.values().filter(|running| running.peer == peer) {
-            running.core.stop.store(true, Ordering::Release);
-            running.core.finish(failed(error.clone()));
+            running.stop(failed(error.clone()), completions);
         }
     }
 
@@ -118,6 +117,16 @@ impl Raw {
     }
 }
 
+impl Running {
+    /// Ends it now, and its movers as soon as they look.
+    fn stop(&self, outcome: Outcome, completions: &Completions) {
+        self.core.stop.store(true, Ordering::Release);
+        if self.core.finish(outcome) {
+            completions.push(self.core.id());
+        }
+    }
+}
+
 fn failed(error: Error) -> Outcome {
     Outcome::Failed {
         error,
@@ -125,7 +134,8 @@ fn failed(error: Error) -> Outcome {
     }
 }
 
-/// The movers let go: the notification goes out after the data, then the owner is told.
+/// The movers let go: the notification goes out after the data, then the owner is told. What was ended
+/// before by its deadline or its owner sends none: both ends know the same.
 pub(crate) fn finish(
     shared: &Shared,
     state: &mut State,
@@ -136,9 +146,11 @@ pub(crate) fn finish(
     let Some(running) = state.raw.running.remove(&id) else {
         return;
     };
+    let ended = core.ended();
     let sent = result.and_then(|bytes| {
         let entry = state.peers.get_mut(&running.peer);
         match (running.notify, entry) {
+            _ if ended => Ok(bytes),
             (None, _) => Ok(bytes),
             (Some(bytes_out), Some(entry)) => entry
                 .send(&Message::Notify(Notify { bytes: bytes_out }))
@@ -150,10 +162,51 @@ pub(crate) fn finish(
             )),
         }
     });
-    core.finish(match sent {
+    let outcome = match sent {
         Ok(bytes) => Outcome::Done { bytes },
         Err(error) => failed(error),
-    });
+    };
+    if core.finish(outcome) {
+        shared.completions.push(id);
+    }
     core.set_quiesced();
-    shared.completions.push(id);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TransportKind;
+    use crate::transfer::{Path, TransferState};
+    use crate::{Engine, EngineConfig};
+
+    #[test]
+    fn a_transfer_that_was_cancelled_in_time_sends_no_notification() {
+        let writer = Engine::new("writer", EngineConfig::default()).unwrap();
+        let owner = Engine::new("owner", EngineConfig::default()).unwrap();
+        let peer = writer
+            .connect(owner.address().unwrap(), Duration::from_secs(30))
+            .unwrap();
+        let path = Path {
+            transport: TransportKind::Cma,
+            detail: String::new(),
+            reasons: Vec::new(),
+        };
+        let core = Arc::new(TransferCore::new(Arc::new(path)));
+        let shared = writer.shared();
+        let notice = Some(b"data".to_vec());
+        shared.drive(|state, _| state.raw.begin(&core, peer.link.key, Duration::MAX, notice));
+        shared.cancel(core.id());
+        // The last byte was placed just before the movers looked at the flag.
+        shared.moved_id(core.id(), &core, Ok(1));
+        assert_eq!(core.state(), TransferState::Cancelled);
+        peer.notify(b"later").unwrap();
+        loop {
+            let came = owner.notifications();
+            if !came.is_empty() {
+                assert_eq!(came, [("writer".to_owned(), b"later".to_vec())]);
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
 }

@@ -93,7 +93,7 @@ impl Reactor {
         let spin = self.shared.config.spin;
         let mut busy_until = Instant::now();
         let mut sleep = self.shared.tick();
-        while !self.shared.closed.load(Ordering::Acquire) {
+        while !self.shared.halted.load(Ordering::Acquire) {
             let spinning = Instant::now() < busy_until;
             let timeout = if spinning {
                 Some(Duration::ZERO)

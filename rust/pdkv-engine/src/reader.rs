@@ -4,7 +4,6 @@
 
 use std::io::{ErrorKind as IoKind, Read};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -161,7 +160,7 @@ impl Reader {
 
     fn hand_over(&self, shared: &Arc<Shared>, message: Message) -> Result<bool> {
         shared.drive(|state, now| {
-            if !state.peers.contains_key(&self.key) || shared.closed.load(Ordering::Acquire) {
+            if !state.peers.contains_key(&self.key) {
                 return Ok(false);
             }
             state.node.handle(now, self.key, message).map(|()| true)

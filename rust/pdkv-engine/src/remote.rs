@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use pdkv_core::id::{CacheId, Incarnation, RegionId};
 use pdkv_core::layout::KvLayout;
@@ -152,19 +152,24 @@ pub(crate) struct RemoteCache {
 pub(crate) struct Remote {
     pub(crate) name: String,
     pub(crate) incarnation: Incarnation,
-    book: RwLock<Book>,
-    /// Callers that hold a descriptor or a reference older than the advert it depends on.
-    news: (Mutex<()>, Condvar),
+    book: Mutex<Book>,
+    /// For callers that hold a descriptor or a reference older than the advert it depends on.
+    news: Condvar,
 }
 
-/// How long an id that the peer hasn't advertised yet is waited for: adverts are on their way within
-/// one trip, and a caller in an engine's loop must not be held by an id that somebody made up.
-const ADVERT_WAIT: Duration = Duration::from_millis(20);
+/// How long an id above all that the peer has advertised is waited for. Its advert is on its way within
+/// one trip, or somebody made the id up.
+const ADVERT_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct Book {
     regions: BTreeMap<RegionId, Arc<RemoteRegion>>,
     caches: BTreeMap<CacheId, Arc<RemoteCache>>,
+    /// The highest id heard of. The owner counts regions and caches with one counter and adverts them
+    /// in that order, so a lower id that isn't here was withdrawn: nobody need wait for it.
+    newest: u64,
+    /// The peer is lost: nothing is entered any more.
+    gone: bool,
 }
 
 impl Remote {
@@ -172,75 +177,78 @@ impl Remote {
         Self {
             name,
             incarnation,
-            book: RwLock::default(),
-            news: Default::default(),
+            book: Mutex::default(),
+            news: Condvar::new(),
         }
     }
 
-    pub(crate) fn add_region(&self, region: Arc<RemoteRegion>) {
-        self.book
-            .write()
-            .expect("no holder panics")
-            .regions
-            .insert(region.id, region);
-        self.news.1.notify_all();
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no holder panics")
+    }
+
+    /// Enters a region; `false` when it is known already or the peer is lost.
+    pub(crate) fn add_region(&self, region: Arc<RemoteRegion>) -> bool {
+        let mut book = self.book();
+        if book.gone || book.regions.contains_key(&region.id) {
+            return false;
+        }
+        book.newest = book.newest.max(region.id.0);
+        book.regions.insert(region.id, region);
+        self.news.notify_all();
+        true
     }
 
     pub(crate) fn add_cache(&self, advert: CacheAdvert) {
-        let cache = RemoteCache {
-            layout: Arc::new(advert.layout.clone()),
-            advert,
-        };
-        self.book
-            .write()
-            .expect("no holder panics")
-            .caches
-            .insert(cache.advert.id, Arc::new(cache));
-        self.news.1.notify_all();
+        let mut book = self.book();
+        if book.gone {
+            return;
+        }
+        book.newest = book.newest.max(advert.id.0);
+        let layout = Arc::new(advert.layout.clone());
+        book.caches.insert(advert.id, Arc::new(RemoteCache { layout, advert }));
+        self.news.notify_all();
     }
 
-    /// Looks something up, and once more when news came, for [`ADVERT_WAIT`] at most.
-    pub(crate) fn find<T>(&self, look: impl Fn(&Self) -> Option<T>) -> Option<T> {
-        if let Some(found) = look(self) {
-            return Some(found);
-        }
-        let deadline = Instant::now() + ADVERT_WAIT;
-        let mut guard = self.news.0.lock().expect("no holder panics");
-        loop {
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .min(Duration::from_millis(1));
-            guard = self.news.1.wait_timeout(guard, left).expect("no holder panics").0;
-            let found = look(self);
-            if found.is_some() || left.is_zero() {
-                return found;
-            }
-        }
+    /// Looks an id up; waits for its advert as long as that can still be on its way.
+    fn find<T>(&self, id: u64, look: impl Fn(&Book) -> Option<Arc<T>>) -> Option<Arc<T>> {
+        let on_its_way = |book: &mut Book| book.newest < id && !book.gone;
+        let waited = self.news.wait_timeout_while(self.book(), ADVERT_WAIT, on_its_way);
+        look(&waited.expect("no holder panics").0)
     }
 
-    /// Forgets withdrawn regions and caches; running transfers keep what they hold.
-    pub(crate) fn withdraw(&self, regions: &[RegionId], caches: &[CacheId]) {
-        let mut book = self.book.write().expect("no holder panics");
-        for id in regions {
-            book.regions.remove(id);
-        }
+    /// Forgets withdrawn regions and caches; running transfers keep what they hold. The caller drops
+    /// the regions where unmapping them holds nobody up.
+    pub(crate) fn withdraw(&self, regions: &[RegionId], caches: &[CacheId]) -> Vec<Arc<RemoteRegion>> {
+        let mut book = self.book();
         for id in caches {
             book.caches.remove(id);
         }
+        regions.iter().filter_map(|id| book.regions.remove(id)).collect()
     }
 
-    /// Drops every mapping of the peer's memory: called when the peer is lost, without waiting for
-    /// a successor.
-    pub(crate) fn forget_all(&self) {
-        *self.book.write().expect("no holder panics") = Book::default();
+    /// Forgets everything, for good: called when the peer is lost, without waiting for a successor.
+    /// The caller drops the regions, as for [`withdraw`](Self::withdraw).
+    pub(crate) fn forget_all(&self) -> Vec<Arc<RemoteRegion>> {
+        let mut book = self.book();
+        let forgotten = std::mem::replace(
+            &mut *book,
+            Book {
+                gone: true,
+                ..Book::default()
+            },
+        );
+        self.news.notify_all();
+        forgotten.regions.into_values().collect()
     }
 
+    /// A region; waits for its advert if that can still be on its way.
     pub(crate) fn region(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
-        self.book.read().expect("no holder panics").regions.get(&id).cloned()
+        self.find(id.0, |book| book.regions.get(&id).cloned())
     }
 
+    /// A cache, as [`region`](Self::region).
     pub(crate) fn cache(&self, id: CacheId) -> Option<Arc<RemoteCache>> {
-        self.book.read().expect("no holder panics").caches.get(&id).cloned()
+        self.find(id.0, |book| book.caches.get(&id).cloned())
     }
 
     /// The regions of a cache, in the order its layout numbers them.
@@ -259,5 +267,42 @@ impl Remote {
                 })
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(id: u64) -> Arc<RemoteRegion> {
+        Arc::new(RemoteRegion::new(RegionId(id), 4096, 0, true, None))
+    }
+
+    #[test]
+    fn an_advert_that_is_late_is_waited_for() {
+        let remote = Remote::new("peer".into(), Incarnation::new([1; 16]));
+        std::thread::scope(|scope| {
+            let found = scope.spawn(|| remote.region(RegionId(2)).map(|region| region.id));
+            // Far longer than one trip, and news of something else meanwhile.
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(remote.add_region(region(1)));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(remote.add_region(region(2)));
+            assert_eq!(found.join().unwrap(), Some(RegionId(2)));
+        });
+    }
+
+    #[test]
+    fn nothing_is_waited_for_or_entered_once_the_peer_is_lost() {
+        let remote = Remote::new("peer".into(), Incarnation::new([1; 16]));
+        assert!(remote.add_region(region(7)));
+        assert!(!remote.add_region(region(7)), "known already");
+        std::thread::scope(|scope| {
+            let found = scope.spawn(|| remote.region(RegionId(8)).is_some());
+            assert_eq!(remote.forget_all().len(), 1);
+            assert!(!found.join().unwrap());
+        });
+        assert!(!remote.add_region(region(9)));
+        assert!(remote.region(RegionId(9)).is_none());
     }
 }

@@ -12,9 +12,8 @@ use std::time::Duration;
 use mio::Waker;
 use pdkv_core::id::{ExportId, Incarnation, PeerKey, SessionToken, TransferId};
 use pdkv_core::node::{Action, Node};
-use pdkv_core::plan::{PageWalk, WireOrder};
-use pdkv_core::reference::{ExportKind, Reference};
-use pdkv_core::wire::{Goodbye, Grant, Message};
+use pdkv_core::reference::Reference;
+use pdkv_core::wire::{Advertise, Goodbye, Grant, Message, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
@@ -29,12 +28,11 @@ use crate::pull::PendingMove;
 use crate::raw::Raw;
 use crate::reader::Reader;
 use crate::registry::Registry;
+use crate::remote::RemoteRegion;
+use crate::suspect::{Suspects, Writer};
 use crate::transfer::TransferCore;
 use crate::transport::Work;
-use crate::transport::tcp::{Serving, Servings, Socket, Streams, serve};
-
-/// How often a lost peer's process is looked at, while it may still write into our memory.
-const SUSPECT_WATCH: Duration = Duration::from_millis(100);
+use crate::transport::tcp::{Servings, Streams};
 
 pub(crate) struct Shared {
     pub(crate) name: String,
@@ -52,14 +50,17 @@ pub(crate) struct Shared {
     pub(crate) waker: Waker,
     /// Connections made by callers, on their way to the progress thread.
     pub(crate) arrivals: Mutex<Vec<Arc<Reader>>>,
+    /// Calls are refused.
     pub(crate) closed: AtomicBool,
+    /// Threads end: set after `closed`, once the peers are told.
+    pub(crate) halted: AtomicBool,
     /// The progress thread has let go of its listeners.
     pub(crate) stopped: Flag,
     state: Mutex<State>,
     /// When the progress thread will wake by itself, in nanoseconds of the engine's clock.
     armed: AtomicU64,
     pub(crate) inbox: Inbox,
-    streams: Streams,
+    pub(crate) streams: Streams,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
 }
@@ -70,6 +71,7 @@ pub(crate) struct State {
     transfers: BTreeMap<TransferId, Entry>,
     pub(crate) exports: BTreeMap<ExportId, Weak<ExportWatch>>,
     pub(crate) raw: Raw,
+    pub(crate) suspects: Suspects,
 }
 
 /// One connected peer.
@@ -82,8 +84,8 @@ pub(crate) struct PeerEntry {
     pub(crate) link: Option<Arc<PeerLink>>,
     /// The receiving half of the channel.
     pub(crate) reader: Arc<Reader>,
-    /// The process at the other end, when it is one of this host.
-    pub(crate) process: Option<Arc<pdkv_device::Process>>,
+    /// Who may write into our memory behind our back; for accepted peers.
+    pub(crate) writer: Option<Writer>,
 }
 
 impl PeerEntry {
@@ -107,8 +109,10 @@ struct Entry {
 struct Later {
     moves: Vec<(PendingMove, Arc<TransferCore>, Grant)>,
     lost: Vec<(PeerKey, Error)>,
-    adverts: Vec<(Arc<PeerLink>, pdkv_core::wire::Advertise)>,
+    adverts: Vec<(Arc<PeerLink>, Advertise)>,
     streams_of: Vec<PeerKey>,
+    /// Mappings of peers' memory that nobody looks up any more: unmapping much takes long.
+    unmapped: Vec<Arc<RemoteRegion>>,
 }
 
 /// Everything `Shared` is made of that the engine decides at start.
@@ -142,6 +146,7 @@ impl Shared {
             waker: parts.waker,
             arrivals: Mutex::default(),
             closed: AtomicBool::new(false),
+            halted: AtomicBool::new(false),
             stopped: Flag::default(),
             state: Mutex::new(State {
                 node: parts.node,
@@ -149,6 +154,7 @@ impl Shared {
                 transfers: BTreeMap::new(),
                 exports: BTreeMap::new(),
                 raw: Raw::default(),
+                suspects: Suspects::default(),
             }),
             armed: AtomicU64::new(u64::MAX),
             inbox: Inbox::default(),
@@ -251,7 +257,7 @@ impl Shared {
         }
         // The progress thread must not oversleep a deadline that has just come up.
         if let Some(deadline) = self.next_deadline(state) {
-            let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+            let nanos = nanos(deadline);
             if nanos < self.armed.load(Ordering::Acquire) {
                 self.armed.store(nanos, Ordering::Release);
                 let _ = self.waker.wake();
@@ -260,7 +266,7 @@ impl Shared {
     }
 
     fn next_deadline(&self, state: &State) -> Option<Duration> {
-        let watching = (!state.raw.suspects.is_empty()).then(|| self.clock.now() + SUSPECT_WATCH);
+        let watching = state.suspects.next_look(self.clock.now());
         let timers = state.node.next_deadline().into_iter().chain(state.raw.next_deadline());
         timers.chain(watching).min()
     }
@@ -287,8 +293,9 @@ impl Shared {
                 }
             }
             Action::Finished { transfer, outcome } => {
-                if let Some(entry) = state.transfers.get(&transfer) {
-                    entry.core.finish(outcome);
+                if let Some(entry) = state.transfers.get(&transfer)
+                    && entry.core.finish(outcome)
+                {
                     self.completions.push(transfer);
                 }
             }
@@ -313,7 +320,8 @@ impl Shared {
             }
             Action::Withdrawn { peer, withdraw } => {
                 if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.as_ref()) {
-                    link.remote.withdraw(&withdraw.regions, &withdraw.caches);
+                    let regions = link.remote.withdraw(&withdraw.regions, &withdraw.caches);
+                    later.unmapped.extend(regions);
                 }
             }
             Action::Renewed { request, result, .. } => state.raw.renewed(request, result),
@@ -331,6 +339,10 @@ impl Shared {
         }
         for peer in later.streams_of {
             self.streams.shut_down(peer);
+        }
+        if !later.unmapped.is_empty() {
+            // Without a thread for it, it is dropped with the refused task, here.
+            let _ = self.movers.task(move || drop(later.unmapped));
         }
         for (peer, error) in later.lost {
             self.peer_lost(peer, &error);
@@ -371,15 +383,12 @@ impl Shared {
         tracing::debug!(peer = %entry.name, %error, "peer closed");
         entry.channel.shut_down();
         if let Some(link) = &entry.link {
-            link.die(error);
+            later.unmapped.extend(link.die(error));
         }
-        state.raw.peer_lost(peer, error);
-        // A writer of this host is known to be out of our memory once its process is gone; one that
-        // came over a stream, once the stream is shut.
-        match entry.process {
-            Some(process) if state.node.may_write(peer) && process.alive() => {
-                state.raw.suspects.push((peer, process));
-            }
+        state.raw.peer_lost(peer, error, &self.completions);
+        match entry.writer {
+            Some(writer) if !state.node.writers_of(peer).is_empty() => state.suspects.add(peer, writer),
+            // Whoever came over a stream is out once the stream is shut.
             _ => state.node.writer_dead(self.clock.now(), peer),
         }
         later.streams_of.push(peer);
@@ -402,7 +411,7 @@ impl Shared {
     pub(crate) fn cancel(self: &Arc<Self>, id: TransferId) {
         self.drive(|state, now| {
             if Raw::owns(id) {
-                state.raw.cancel(id);
+                state.raw.cancel(id, &self.completions);
             } else {
                 state.node.cancel(now, id);
             }
@@ -416,33 +425,63 @@ impl Shared {
         self.armed.store(0, Ordering::Release);
         self.drive(|state, now| {
             state.node.tick(now);
-            state.raw.tick(now);
-            let (gone, alive) = std::mem::take(&mut state.raw.suspects)
-                .into_iter()
-                .filter(|&(peer, _)| state.node.may_write(peer))
-                .partition(|(_, p)| !p.alive());
-            state.raw.suspects = alive;
-            let gone: Vec<(PeerKey, _)> = gone;
-            for (peer, _) in gone {
-                state.node.writer_dead(now, peer);
-            }
+            state.raw.tick(now, &self.completions);
         });
+        crate::suspect::look(self);
         let state = self.lock();
         let deadline = self.next_deadline(&state);
-        self.armed
-            .store(deadline.map_or(u64::MAX, |at| at.as_nanos() as u64), Ordering::Release);
+        self.armed.store(deadline.map_or(u64::MAX, nanos), Ordering::Release);
         deadline.map(|at| at.saturating_sub(self.clock.now()))
     }
 
-    /// Sends a message to every peer.
-    pub(crate) fn tell_all(self: &Arc<Self>, message: &Message) {
+    /// Registers something and tells every peer, under the lock under which hellos are answered: a peer
+    /// hears of ids in the order in which they are given, and of each of them.
+    pub(crate) fn announce<T>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        register: impl FnOnce(&Registry) -> (T, Advertise),
+    ) -> Result<T> {
         let mut later = Later::default();
-        for (&peer, entry) in &mut self.lock().peers {
-            if let Err(error) = entry.send(message) {
-                later.lost.push((peer, error));
-            }
-        }
+        let made = {
+            let mut state = self.lock();
+            self.check_open(operation)?;
+            let (made, advertise) = register(&self.registry);
+            state.tell_all(&Message::Advertise(advertise), &mut later);
+            made
+        };
         self.carry_out(later);
+        Ok(made)
+    }
+
+    /// Tells every peer that something is registered no more.
+    pub(crate) fn withdraw(self: &Arc<Self>, withdraw: Withdraw) {
+        let mut later = Later::default();
+        self.lock().tell_all(&Message::Withdraw(withdraw), &mut later);
+        self.carry_out(later);
+    }
+
+    /// Remembers who may write for an accepted peer, unless that is known; `false` when it can't be told.
+    pub(crate) fn watch_writer(&self, peer: PeerKey, find: impl FnOnce() -> Option<Writer>) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.peers.get_mut(&peer) else {
+            return false;
+        };
+        if entry.writer.is_none() {
+            entry.writer = find();
+        }
+        entry.writer.is_some()
+    }
+
+    /// Whether any of these transfers of ours is not quiesced.
+    pub(crate) fn runs_any(&self, transfers: &[TransferId]) -> bool {
+        let state = self.lock();
+        transfers.iter().any(|id| state.transfers.contains_key(id))
+    }
+
+    /// Whether every transfer of ours is quiesced.
+    pub(crate) fn runs_none(&self) -> bool {
+        let state = self.lock();
+        state.transfers.is_empty() && state.raw.is_idle()
     }
 
     pub(crate) fn next_consumer(&self) -> u64 {
@@ -457,37 +496,18 @@ impl Shared {
             .find(|(_, entry)| entry.token == Some(token))
             .map(|(&key, _)| key)
     }
+}
 
-    /// Serves a data stream of the peer on a thread of its own.
-    pub(crate) fn serve_stream(self: &Arc<Self>, peer: PeerKey, socket: Socket) -> Result<()> {
-        let socket = self.streams.enter(peer, socket);
-        // The peer may have been lost since its token was looked up; then nobody would shut this.
-        if !self.lock().peers.contains_key(&peer) {
-            socket.shut_down();
+impl State {
+    fn tell_all(&mut self, message: &Message, later: &mut Later) {
+        for (&peer, entry) in &mut self.peers {
+            if let Err(error) = entry.send(message) {
+                later.lost.push((peer, error));
+            }
         }
-        let shared = Arc::clone(self);
-        crate::mover::spawn("pdkv-serve", move || serve(&shared, peer, &socket))
     }
+}
 
-    /// A granted claim in the form in which streams serve it.
-    pub(crate) fn serving(&self, peer: PeerKey, transfer: TransferId) -> Result<Serving> {
-        let view = {
-            let state = self.lock();
-            let view = state.node.claim_view(peer, transfer);
-            view.filter(|view| !view.revoked)
-                .ok_or_else(|| state.node.why_ended(peer, transfer))?
-        };
-        let cache = self.registry.cache(view.cache)?;
-        let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
-        let walk = match view.kind {
-            ExportKind::Export => PageWalk::new(&cache.layout, &view.blocks, &view.selection, order),
-            ExportKind::Offer => PageWalk::scatter(&cache.layout, &view.blocks, &view.selection, order),
-        }?;
-        Ok(Serving {
-            kind: view.kind,
-            walk,
-            regions: cache.memory.clone(),
-            ended: AtomicBool::new(false),
-        })
-    }
+fn nanos(at: Duration) -> u64 {
+    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }

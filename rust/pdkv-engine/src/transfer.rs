@@ -196,11 +196,11 @@ impl TransferCore {
             .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Ends the transfer. The protocol says this once; a second call changes nothing.
-    pub(crate) fn finish(&self, outcome: Outcome) {
+    /// Ends the transfer; `false` when it had ended before, which stays as it was.
+    pub(crate) fn finish(&self, outcome: Outcome) -> bool {
         let mut inner = self.lock();
         if inner.outcome.is_some() {
-            return;
+            return false;
         }
         let state = match &outcome {
             Outcome::Done { .. } => TransferState::Done,
@@ -214,6 +214,7 @@ impl TransferCore {
         self.state.store(state as u8, Ordering::Release);
         drop(inner);
         self.changed.notify_all();
+        true
     }
 
     pub(crate) fn set_quiesced(&self) {
@@ -246,7 +247,7 @@ impl TransferCore {
         }
     }
 
-    fn ended(&self) -> bool {
+    pub(crate) fn ended(&self) -> bool {
         self.state() as u8 >= TransferState::Done as u8
     }
 }

@@ -88,13 +88,6 @@ impl Node {
         })
     }
 
-    /// Whether a claim of that peer is on record. Of a peer whose channel is gone only writers' are: it
-    /// may still write.
-    pub fn may_write(&self, peer: PeerKey) -> bool {
-        let all = (peer, TransferId(0))..=(peer, TransferId(u64::MAX));
-        self.claims.range(all).next().is_some()
-    }
-
     /// A data stream of ours starts to touch memory for a claim; pair with
     /// [`serve_ended`](Self::serve_ended). `None` when it must not.
     pub fn serve_started(&mut self, peer: PeerKey, transfer: TransferId) -> Option<ClaimView> {

@@ -106,28 +106,6 @@ impl Node {
     }
 }
 
-impl Node {
-    /// Why a claim is not served: what took it back or ended it.
-    pub fn claim_refusal(&self, peer: PeerKey, transfer: TransferId) -> Error {
-        let revoked = self
-            .claims
-            .get(&(peer, transfer))
-            .and_then(|record| record.revoked.clone());
-        let ended = || self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
-        revoked.unwrap_or_else(|| match ended() {
-            Some(ClaimStatus::Failed(fault)) => fault.clone().into_error("serve"),
-            Some(ClaimStatus::Completed) => {
-                let text = format!("transfer `{transfer}` has ended");
-                Error::new(ErrorKind::ReferenceUsed, "serve", text)
-            }
-            _ => {
-                let text = format!("transfer `{transfer}` holds no claim here");
-                Error::new(ErrorKind::ReferenceUnknown, "serve", text)
-            }
-        })
-    }
-}
-
 fn unknown_claim() -> Error {
     Error::new(ErrorKind::Transfer, "fence", "the owner knows no such claim")
 }

@@ -329,8 +329,25 @@ impl Link for OneSided {
             .max(1);
         work.employ(hands);
         let movers = Arc::clone(&self.movers);
-        let job: Arc<dyn Job> = Arc::new(Shift { link: self, work });
-        movers.copy(&job, hands);
+        let wanted = self.kind != TransportKind::Cma;
+        let ready = !wanted || self.ready(&work.remote);
+        let shift = Arc::new(Shift { link: self, work });
+        let job: Arc<dyn Job> = Arc::clone(&shift) as Arc<dyn Job>;
+        if ready {
+            movers.copy(&job, hands);
+            return;
+        }
+        // A mapping may be a long time coming, and the copy threads have other peers' work to do.
+        let (again, waiting) = (Arc::clone(&movers), Arc::clone(&job));
+        let wait = move || {
+            if let Err(error) = shift.work.mapped(wanted) {
+                shift.work.fail(error);
+            }
+            again.copy(&waiting, hands);
+        };
+        if movers.task(wait).is_err() {
+            movers.copy(&job, hands);
+        }
     }
 
     fn ready_inline(&self, work: &Work) -> bool {

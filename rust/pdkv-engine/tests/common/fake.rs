@@ -55,9 +55,14 @@ impl Wire {
 
     /// Shakes hands as the connecting side.
     pub(crate) fn shake_hands(&mut self) -> wire::HelloAck {
+        self.shake_hands_as(hello())
+    }
+
+    /// Shakes hands as somebody in particular.
+    pub(crate) fn shake_hands_as(&mut self, hello: Hello) -> wire::HelloAck {
         self.send(&Message::Hello(Box::new(Hello {
             attempt: [7; 16],
-            ..hello()
+            ..hello
         })));
         match self.receive() {
             Some(Message::HelloAck(ack)) => *ack,
@@ -81,6 +86,20 @@ pub(crate) fn hello() -> Hello {
         regions: Vec::new(),
         caches: Vec::new(),
         attempt: [0; 16],
+    }
+}
+
+/// A hello of a process on this host that outlives the test.
+pub(crate) fn hello_from_here() -> Hello {
+    let facts = pdkv_device::host_facts();
+    Hello {
+        host: HostFacts {
+            pid: std::os::unix::process::parent_id(),
+            boot_id: facts.boot_id,
+            pid_namespace: facts.pid_namespace,
+            ..HostFacts::default()
+        },
+        ..hello()
     }
 }
 

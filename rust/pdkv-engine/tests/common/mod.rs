@@ -60,12 +60,13 @@ pub(crate) fn allocate(memory: Memory, len: u64) -> Arc<HostRegion> {
 }
 
 /// `[B, H, N, C]`, one tensor a layer, all in one region.
-pub(crate) fn layout(address: u64) -> KvLayout {
-    let shape = vec![u64::from(BLOCKS), HEADS, TOKENS, CONTENT];
-    let strides = [BLOCK_BYTES, TOKENS * CONTENT, CONTENT, 1]
+fn layout(address: u64, content: u64) -> KvLayout {
+    let shape = vec![u64::from(BLOCKS), HEADS, TOKENS, content];
+    let block_bytes = HEADS * TOKENS * content;
+    let strides = [block_bytes, TOKENS * content, content, 1]
         .map(u64::cast_signed)
         .to_vec();
-    let layer_bytes = u64::from(BLOCKS) * BLOCK_BYTES;
+    let layer_bytes = u64::from(BLOCKS) * block_bytes;
     let tensors: Vec<_> = (0..LAYERS)
         .map(|layer| {
             LayerTensors::Joined(TensorFacts {
@@ -85,9 +86,14 @@ pub(crate) fn layout(address: u64) -> KvLayout {
 }
 
 pub(crate) fn cache(engine: &Engine, memory: Memory) -> KvCache {
-    let len = LAYERS * u64::from(BLOCKS) * BLOCK_BYTES;
+    cache_of(engine, memory, CONTENT)
+}
+
+/// A cache with so many bytes for each token and head.
+pub(crate) fn cache_of(engine: &Engine, memory: Memory, content: u64) -> KvCache {
+    let len = LAYERS * u64::from(BLOCKS) * HEADS * TOKENS * content;
     let region = allocate(memory, len);
-    let layout = layout(region.address());
+    let layout = layout(region.address(), content);
     // Adjacent tensors may be one region or several, as the layout decides.
     let regions = regions_of(&region, &layout);
     engine

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pdkv_core::id::{PeerKey, TransferId};
-use pdkv_core::plan::PageWalk;
+use pdkv_core::plan::{PageWalk, WireOrder};
 use pdkv_core::reference::ExportKind;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
@@ -29,6 +29,29 @@ pub(crate) struct Serving {
     pub(crate) ended: AtomicBool,
 }
 
+impl Serving {
+    /// A granted claim that is alive.
+    fn of(shared: &Shared, peer: PeerKey, transfer: TransferId) -> Result<Self> {
+        let view = {
+            let node = &shared.lock().node;
+            let view = node.claim_view(peer, transfer).filter(|view| !view.revoked);
+            view.ok_or_else(|| node.why_ended(peer, transfer))?
+        };
+        let cache = shared.registry.cache(view.cache)?;
+        let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
+        let walk = match view.kind {
+            ExportKind::Export => PageWalk::new(&cache.layout, &view.blocks, &view.selection, order),
+            ExportKind::Offer => PageWalk::scatter(&cache.layout, &view.blocks, &view.selection, order),
+        }?;
+        Ok(Self {
+            kind: view.kind,
+            walk,
+            regions: cache.memory.clone(),
+            ended: AtomicBool::new(false),
+        })
+    }
+}
+
 /// The claims that data streams are serving, so that each is looked up and walked out only once.
 #[derive(Default)]
 pub(crate) struct Servings {
@@ -40,7 +63,7 @@ impl Servings {
         if let Some(serving) = self.live.lock().expect("no holder panics").get(&(peer, transfer)) {
             return Ok(Arc::clone(serving));
         }
-        let serving = Arc::new(shared.serving(peer, transfer)?);
+        let serving = Arc::new(Serving::of(shared, peer, transfer)?);
         let mut live = self.live.lock().expect("no holder panics");
         Ok(Arc::clone(live.entry((peer, transfer)).or_insert(serving)))
     }
@@ -53,8 +76,22 @@ impl Servings {
     }
 }
 
-/// Serves one stream until it ends. Runs in a thread of its own.
-pub(crate) fn serve(shared: &Arc<Shared>, peer: PeerKey, socket: &Socket) {
+/// Serves a data stream of the peer on a thread of its own.
+///
+/// # Errors
+/// `Capacity` when the system gives no thread.
+pub(crate) fn serve_stream(shared: &Arc<Shared>, peer: PeerKey, socket: Socket) -> Result<()> {
+    let socket = shared.streams.enter(peer, socket);
+    // The peer may have been lost since its token was looked up; then nobody else would shut this.
+    if !shared.lock().peers.contains_key(&peer) {
+        shared.streams.shut_down(peer);
+    }
+    let shared = Arc::clone(shared);
+    crate::mover::spawn("pdkv-serve", move || serve(&shared, peer, &socket))
+}
+
+/// Serves one stream until it ends.
+fn serve(shared: &Arc<Shared>, peer: PeerKey, socket: &Socket) {
     let mut server = Server {
         shared,
         peer,
@@ -145,12 +182,15 @@ impl Server<'_> {
             ));
         }
         let (peer, shared) = (self.peer, self.shared);
-        shared
-            .drive(|state, _| {
-                let started = state.node.serve_started(peer, transfer);
-                started.ok_or_else(|| state.node.why_ended(peer, transfer))
-            })
-            .map_err(Answer::Refuse)?;
+        let started = shared.drive(|state, _| {
+            let view = state.node.serve_started(peer, transfer);
+            view.ok_or_else(|| state.node.why_ended(peer, transfer))
+        });
+        if let Err(error) = started {
+            // It may have ended just before `find` entered it; then nobody else would take it out.
+            shared.servings.end(peer, transfer);
+            return Err(Answer::Refuse(error));
+        }
         let outcome = self.move_units(request.verb, &serving, range, bytes);
         // A reader that goes away says so itself; a writer that stops halfway makes the offer useless.
         let report = match &outcome {

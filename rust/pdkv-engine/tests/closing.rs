@@ -1,0 +1,154 @@
+//! What a close meets: handshakes under way, writers that are told to stop, peers that come and go.
+
+mod common;
+
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use common::fake::{Wire, hello, hello_from_here};
+use common::{LAYERS, LEASE, Memory, WAIT, cache, engine, table};
+use pdkv_core::ErrorKind;
+use pdkv_core::id::{SessionToken, TransferId};
+use pdkv_core::reference::Reference;
+use pdkv_core::session;
+use pdkv_core::wire::{Abandon, Claim, Message};
+use pdkv_engine::{EngineConfig, KvCache, TransportKind};
+
+/// Claims an offer as a one-sided writer would.
+fn claim(wire: &mut Wire, transfer: u64, offer: &Reference, cache: &KvCache) {
+    wire.send(&Message::Claim(Box::new(Claim {
+        transfer: TransferId(transfer),
+        reference: offer.clone(),
+        expected_digest: None,
+        expected_fingerprint: cache.fingerprint(),
+        first_block: 0,
+        num_blocks: offer.num_blocks,
+        first_layer: 0,
+        num_layers: LAYERS as u32,
+        transport: "cma".to_owned(),
+        remaining: Duration::from_secs(60),
+        wants_table: true,
+        order: None,
+    })));
+    match wire.receive() {
+        Some(Message::Grant(_)) => {}
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn abandon(wire: &mut Wire, transfer: u64) {
+    wire.send(&Message::Abandon(Abandon {
+        transfer: TransferId(transfer),
+        reason: ErrorKind::TransferCancelled,
+    }));
+}
+
+/// Handles on processes that this one holds.
+fn pidfds() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| target.to_string_lossy().contains("pidfd"))
+        .count()
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < WAIT.unwrap(), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_handshake_that_ends_after_the_close_makes_no_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let engine = engine("engine", &[TransportKind::Tcp]);
+    let connecting = {
+        let engine = engine.clone();
+        std::thread::spawn(move || engine.connect(&address, Duration::from_secs(60)).map(drop))
+    };
+    let mut wire = Wire::new(listener.accept().unwrap().0);
+    let Some(Message::Hello(theirs)) = wire.receive() else {
+        panic!("no hello came")
+    };
+    engine.close();
+    let (ack, _) = session::accept(&hello(), SessionToken::new([3; 16]), *theirs).unwrap();
+    wire.send(&ack);
+    assert_eq!(connecting.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert!(wire.receive().is_none(), "the channel is still open");
+    assert_eq!(engine.stats().peers, 0);
+}
+
+#[test]
+fn close_waits_until_writers_have_stopped() {
+    let engine = engine("owner", TransportKind::ALL);
+    let target = cache(&engine, Memory::Private);
+    let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
+    let mut wire = Wire::connect(engine.address().unwrap());
+    wire.shake_hands();
+    claim(&mut wire, 1, offer.reference(), &target);
+    let (told, stop) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let revoked = matches!(wire.receive(), Some(Message::Revoke(_)));
+        told.send(revoked).unwrap();
+        abandon(&mut wire, 1);
+        wire
+    });
+    engine.close();
+    assert!(stop.recv().unwrap(), "the writer was not told to stop");
+    assert!(offer.quiesced(), "closed while a writer was at work");
+    drop(writer.join().unwrap());
+}
+
+#[test]
+fn a_writer_of_this_host_that_lost_its_channel_holds_its_blocks_until_it_reports() {
+    let engine = engine("owner", TransportKind::ALL);
+    let target = cache(&engine, Memory::Private);
+    let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
+    let before = pidfds();
+    let mut wire = Wire::connect(engine.address().unwrap());
+    wire.shake_hands_as(hello_from_here());
+    claim(&mut wire, 1, offer.reference(), &target);
+    drop(wire);
+    eventually("the peer is lost", || engine.stats().peers == 0);
+    offer.release().unwrap();
+    assert!(
+        !offer.wait_quiesced(Some(Duration::from_millis(300))),
+        "its process is alive"
+    );
+    let mut again = Wire::connect(engine.address().unwrap());
+    again.shake_hands_as(hello_from_here());
+    abandon(&mut again, 1);
+    assert!(offer.wait_quiesced(WAIT));
+    drop(again);
+    eventually("its process is watched no more", || pidfds() <= before);
+}
+
+#[test]
+fn peers_that_come_and_go_leave_nothing_behind() {
+    let engine = engine("owner", TransportKind::ALL);
+    let before = pidfds();
+    for _ in 0..50 {
+        let mut wire = Wire::connect(engine.address().unwrap());
+        wire.shake_hands_as(hello_from_here());
+    }
+    eventually("the peers are lost", || engine.stats().peers == 0);
+    eventually("their processes are let go", || pidfds() <= before);
+}
+
+#[test]
+fn dropping_the_last_handle_frees_the_port_without_a_wait() {
+    let first = engine("first", &[TransportKind::Tcp]);
+    let address = first.address().unwrap().to_owned();
+    drop(first);
+    let config = || EngineConfig {
+        listen: Some(address.clone()),
+        ..EngineConfig::default()
+    };
+    eventually("the port is free", || {
+        pdkv_engine::Engine::new("second", config()).is_ok()
+    });
+}
