@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod actions;
 mod cache;
 mod channel;
 mod clock;

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use mio::Waker;
 use pdkv_core::id::{ExportId, Incarnation, PeerKey, SessionToken, TransferId};
-use pdkv_core::node::{Action, Node};
+use pdkv_core::node::Node;
 use pdkv_core::reference::Reference;
-use pdkv_core::wire::{Advertise, Goodbye, Grant, Message, Withdraw};
+use pdkv_core::wire::{Advertise, Goodbye, Message, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
 
+use crate::actions::Later;
 use crate::channel::Channel;
 use crate::clock::{Clock, Flag};
 use crate::completion::Completions;
@@ -28,7 +29,6 @@ use crate::pull::PendingMove;
 use crate::raw::Raw;
 use crate::reader::Reader;
 use crate::registry::Registry;
-use crate::remote::RemoteRegion;
 use crate::suspect::{Suspects, Writer};
 use crate::transfer::TransferCore;
 use crate::transport::Work;
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     pub(crate) stopped: Flag,
     state: Mutex<State>,
     /// When the progress thread will wake by itself, in nanoseconds of the engine's clock.
-    armed: AtomicU64,
+    pub(crate) armed: AtomicU64,
     pub(crate) inbox: Inbox,
     pub(crate) streams: Streams,
     next_peer: AtomicU64,
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) peers: BTreeMap<PeerKey, PeerEntry>,
-    transfers: BTreeMap<TransferId, Entry>,
+    pub(crate) transfers: BTreeMap<TransferId, Entry>,
     pub(crate) exports: BTreeMap<ExportId, Weak<ExportWatch>>,
     pub(crate) raw: Raw,
     pub(crate) suspects: Suspects,
@@ -99,20 +99,10 @@ impl PeerEntry {
     }
 }
 
-struct Entry {
-    core: Arc<TransferCore>,
-    pending: Option<PendingMove>,
-}
-
-/// What has to wait until the lock is released.
-#[derive(Default)]
-struct Later {
-    moves: Vec<(PendingMove, Arc<TransferCore>, Grant)>,
-    lost: Vec<(PeerKey, Error)>,
-    adverts: Vec<(Arc<PeerLink>, Advertise)>,
-    streams_of: Vec<PeerKey>,
-    /// Mappings of peers' memory that nobody looks up any more: unmapping much takes long.
-    unmapped: Vec<Arc<RemoteRegion>>,
+/// A transfer of ours that is not quiesced.
+pub(crate) struct Entry {
+    pub(crate) core: Arc<TransferCore>,
+    pub(crate) pending: Option<PendingMove>,
 }
 
 /// Everything `Shared` is made of that the engine decides at start.
@@ -251,102 +241,10 @@ impl Shared {
         })
     }
 
-    fn settle(&self, state: &mut State, later: &mut Later) {
-        while let Some(action) = state.node.poll_action() {
-            self.act(state, action, later);
-        }
-        // The progress thread must not oversleep a deadline that has just come up.
-        if let Some(deadline) = self.next_deadline(state) {
-            let nanos = nanos(deadline);
-            if nanos < self.armed.load(Ordering::Acquire) {
-                self.armed.store(nanos, Ordering::Release);
-                let _ = self.waker.wake();
-            }
-        }
-    }
-
-    fn next_deadline(&self, state: &State) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self, state: &State) -> Option<Duration> {
         let watching = state.suspects.next_look(self.clock.now());
         let timers = state.node.next_deadline().into_iter().chain(state.raw.next_deadline());
         timers.chain(watching).min()
-    }
-
-    fn act(&self, state: &mut State, action: Action, later: &mut Later) {
-        match action {
-            Action::Send { peer, message } => {
-                if let Some(entry) = state.peers.get_mut(&peer)
-                    && let Err(error) = entry.send(&message)
-                {
-                    later.lost.push((peer, error));
-                }
-            }
-            Action::Move { transfer, grant, .. } => {
-                if let Some(entry) = state.transfers.get_mut(&transfer)
-                    && let Some(pending) = entry.pending.take()
-                {
-                    later.moves.push((pending, Arc::clone(&entry.core), grant));
-                }
-            }
-            Action::Stop { transfer } => {
-                if let Some(entry) = state.transfers.get(&transfer) {
-                    entry.core.stop.store(true, Ordering::Release);
-                }
-            }
-            Action::Finished { transfer, outcome } => {
-                if let Some(entry) = state.transfers.get(&transfer)
-                    && entry.core.finish(outcome)
-                {
-                    self.completions.push(transfer);
-                }
-            }
-            Action::Quiesced { transfer } => {
-                if let Some(entry) = state.transfers.remove(&transfer) {
-                    entry.core.set_quiesced();
-                }
-            }
-            Action::ExportChanged { export, state: now } => {
-                if let Some(watch) = state.exports.get(&export).and_then(Weak::upgrade) {
-                    watch.set(now);
-                }
-                if now.is_quiesced() {
-                    state.exports.remove(&export);
-                }
-            }
-            Action::Notified { name, bytes, .. } => self.inbox.deliver(name, bytes),
-            Action::Advertised { peer, advertise } => {
-                if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.clone()) {
-                    later.adverts.push((link, advertise));
-                }
-            }
-            Action::Withdrawn { peer, withdraw } => {
-                if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.as_ref()) {
-                    let regions = link.remote.withdraw(&withdraw.regions, &withdraw.caches);
-                    later.unmapped.extend(regions);
-                }
-            }
-            Action::Renewed { request, result, .. } => state.raw.renewed(request, result),
-            Action::Close { peer, error } => self.close_peer(state, peer, &error, later),
-            Action::ServeStop { peer, transfer } => self.servings.end(peer, transfer),
-        }
-    }
-
-    fn carry_out(self: &Arc<Self>, later: Later) {
-        for (pending, core, grant) in later.moves {
-            pending.start(self, &core, grant);
-        }
-        for (link, advertise) in later.adverts {
-            link.learn(self, &advertise);
-        }
-        for peer in later.streams_of {
-            self.streams.shut_down(peer);
-        }
-        if !later.unmapped.is_empty() {
-            // Without a thread for it, it is dropped with the refused task, here.
-            let _ = self.movers.task(move || drop(later.unmapped));
-        }
-        for (peer, error) in later.lost {
-            self.peer_lost(peer, &error);
-        }
     }
 
     /// The channel broke or fell silent: everything with this peer ends now.
@@ -376,22 +274,6 @@ impl Shared {
             let _ = entry.send(&goodbye);
         }
         self.peer_lost(peer, error);
-    }
-
-    fn close_peer(&self, state: &mut State, peer: PeerKey, error: &Error, later: &mut Later) {
-        let Some(entry) = state.peers.remove(&peer) else { return };
-        tracing::debug!(peer = %entry.name, %error, "peer closed");
-        entry.channel.shut_down();
-        if let Some(link) = &entry.link {
-            later.unmapped.extend(link.die(error));
-        }
-        state.raw.peer_lost(peer, error, &self.completions);
-        match entry.writer {
-            Some(writer) if !state.node.writers_of(peer).is_empty() => state.suspects.add(peer, writer),
-            // Whoever came over a stream is out once the stream is shut.
-            _ => state.node.writer_dead(self.clock.now(), peer),
-        }
-        later.streams_of.push(peer);
     }
 
     /// The movers are out of a transfer's memory.
@@ -498,16 +380,6 @@ impl Shared {
     }
 }
 
-impl State {
-    fn tell_all(&mut self, message: &Message, later: &mut Later) {
-        for (&peer, entry) in &mut self.peers {
-            if let Err(error) = entry.send(message) {
-                later.lost.push((peer, error));
-            }
-        }
-    }
-}
-
-fn nanos(at: Duration) -> u64 {
+pub(crate) fn nanos(at: Duration) -> u64 {
     u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -231,7 +231,9 @@ impl PyKvCache {
         Ok(PyTransfer::new(transfer, &self.handle))
     }
 
-    /// Takes the memory back. Exports end and transfers that use it are stopped first.
+    /// Takes the cache off the books: its exports and offers are released and nothing new begins on it.
+    /// Transfers that are running keep the memory; wait until they, and offers, are quiesced before it is
+    /// used for something else.
     fn deregister(&self, py: Python<'_>) -> PyResult<()> {
         enter::detached(py, || self.inner.deregister())
     }

@@ -215,7 +215,7 @@ impl PyEngine {
         enter::detached(py, || HostRegion::allocate(nbytes, huge)).map(PyPool::new)
     }
 
-    /// Connects to a peer, or returns the connection there is.
+    /// Connects to a peer. Each call makes a connection of its own.
     ///
     /// Args:
     ///     address: `"host:port"` where the peer listens.
@@ -262,7 +262,8 @@ impl PyEngine {
         self.0.engine.take_completed().into_iter().map(|id| id.0).collect()
     }
 
-    /// Stops what is running and tells the peers. Closing twice is fine.
+    /// Stops what is running and tells the peers. Waits, for a few seconds at most, until nothing touches the
+    /// memory any more. Closing twice is fine.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         enter::detached(py, || {
             self.0.engine.close();

@@ -34,7 +34,7 @@ impl PyExport {
         self.0.state().as_str()
     }
 
-    /// Makes the lease end `lease_s` from now.
+    /// Makes the lease end `lease_s` from now, unless it lasts longer already.
     ///
     /// Returns:
     ///     The seconds that remain.

@@ -28,7 +28,7 @@ impl PyPath {
         &self.0.detail
     }
 
-    /// For each better transport that was not taken: why.
+    /// One line for each transport looked at, the chosen one first: what it would cost, or why it can't be used.
     #[getter]
     fn reasons(&self) -> Vec<String> {
         self.0.reasons.clone()

@@ -205,7 +205,7 @@ impl PyPeer {
         enter::detached(py, || self.inner.reject(&reference))
     }
 
-    /// Asks the owner of an export to make its lease end `lease_s` from now.
+    /// Asks the owner of an export to make its lease end `lease_s` from now, unless it lasts longer already.
     ///
     /// Returns:
     ///     The seconds that remain, as the owner answered.

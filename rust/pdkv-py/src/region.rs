@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 use crate::enter;
 use crate::span::{PySpan, Stretch};
 
-/// Registered memory, or a part of a registered pool.
+/// Memory registered for raw reads and writes.
 #[pyclass(name = "Region", module = "pdkv", frozen, weakref)]
 pub(crate) struct PyRegion {
     inner: Region,
@@ -96,7 +96,8 @@ impl PyRegion {
         }
     }
 
-    /// Takes the memory back. Transfers that use it are stopped first.
+    /// Takes the region off the books: nothing new begins on it. Transfers that are running keep the memory;
+    /// wait until they are quiesced before it is used for something else.
     fn deregister(&self, py: Python<'_>) -> PyResult<()> {
         enter::detached(py, || self.inner.deregister())
     }
