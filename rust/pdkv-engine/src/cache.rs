@@ -234,7 +234,7 @@ impl KvCache {
             )
         }?;
         let order = WireOrder::natural(&remote_cache.layout);
-        let two_sided = chosen.kind() == TransportKind::Tcp;
+        let two_sided = !chosen.kind().capability().one_sided;
         let spec = TransferSpec {
             reference: reference.clone(),
             expected_digest: options.digest.clone(),

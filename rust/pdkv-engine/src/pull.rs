@@ -11,7 +11,6 @@ use pdkv_core::wire::Grant;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
-use crate::config::TransportKind;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
@@ -74,7 +73,7 @@ impl PendingMove {
     }
 
     fn program(&self, grant: &Grant) -> Result<Program> {
-        if self.link.kind() == TransportKind::Tcp {
+        if !self.link.kind().capability().one_sided {
             let (layout, blocks, selection) = (&self.layout, &self.blocks, &self.selection);
             return match self.direction {
                 Direction::Read => PageWalk::scatter(layout, blocks, selection, self.order),

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::pattern::{self, Pages};
 use pdkv_device::{HostRegion, Process, limits};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::buffers::{self, Descriptors};
 use crate::enter;
-use crate::pattern::{self, Pages};
 
 /// Unsigned 64-bit integers from a buffer, such as a numpy array.
 pub(crate) struct Words(Vec<u64>);

@@ -16,7 +16,6 @@ mod export;
 mod layout;
 mod memory;
 mod path;
-mod pattern;
 mod peer;
 mod plan;
 mod pool;
