@@ -123,6 +123,7 @@ impl KvCache {
         consumers: u32,
         lease: Duration,
     ) -> Result<Export> {
+        self.shared.check_open("export")?;
         self.shared.registry.cache(self.local.id)?;
         blocks.validate(self.local.layout.num_blocks())?;
         let mut random = [0; 16];
@@ -147,7 +148,7 @@ impl KvCache {
             lease,
         };
         let (reference, watch) = self.shared.drive(|state, now| {
-            // Once closed, nobody ends an export any more.
+            // Once more: after a close that came in between, nobody would end it.
             self.shared.check_open("export")?;
             let reference = state.node.export(now, spec)?;
             let watch = Arc::new(ExportWatch::new(state.node.export_state(id)));

@@ -316,11 +316,14 @@ fn after_close_every_call_says_closed_and_memory_is_given_back() {
     let memory = unsafe { HostRegion::from_raw(bytes.as_mut_ptr() as u64, 4096, keeper) }.unwrap();
     let region = engine.register(memory, None, true).unwrap();
     assert_eq!(Arc::strong_count(&alive), 2);
+    let cache = cache(&engine, Memory::Private);
     engine.close();
     engine.close();
     drop(region);
     assert_eq!(Arc::strong_count(&alive), 1, "the lender's memory is still held");
     let error = engine.connect("127.0.0.1:1", Duration::from_secs(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    let error = cache.export(table(&[1]), 4, b"", 1, LEASE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert_eq!(
         engine
