@@ -126,6 +126,17 @@ impl KvCache {
         self.shared.check_open("export")?;
         self.shared.registry.cache(self.local.id)?;
         blocks.validate(self.local.layout.num_blocks())?;
+        let room = blocks.len() as u64 * u64::from(self.local.layout.block_tokens());
+        if num_tokens > room {
+            return Err(Error::new(
+                ErrorKind::Layout,
+                "export",
+                format!(
+                    "`{num_tokens}` tokens are said to be in `{}` blocks, which hold `{room}`",
+                    blocks.len()
+                ),
+            ));
+        }
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| {
             Error::new(
@@ -274,7 +285,7 @@ impl KvCache {
         let cache = link.remote.cache(reference.cache).ok_or_else(|| {
             Error::new(
                 ErrorKind::ReferenceUnknown,
-                "pull",
+                "transfer",
                 format!("the peer `{}` has no cache `{}`", link.remote.name, reference.cache),
             )
             .with_hint("the cache was deregistered, or the reference was altered")
@@ -316,7 +327,7 @@ fn check_incarnation(link: &PeerLink, reference: &Reference) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::ReferenceRestarted,
-        "pull",
+        "transfer",
         format!(
             "the reference was made by incarnation `{}` of `{}`, the peer is incarnation `{}`",
             reference.incarnation, reference.engine, link.remote.incarnation
@@ -331,7 +342,7 @@ fn check_range(reference: &Reference, blocks: &BlockTable, first_block: u32) -> 
     if end > u64::from(reference.num_blocks) {
         return Err(Error::new(
             ErrorKind::Layout,
-            "pull",
+            "transfer",
             format!(
                 "blocks `{first_block}..{end}` are wanted of an export of `{}`",
                 reference.num_blocks

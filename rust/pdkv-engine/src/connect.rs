@@ -29,6 +29,10 @@ use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
 use crate::transport::{Link, Way};
 
+/// What to look at when somebody hangs up on a hello, which shows as an end or as a reset.
+const WHO_LISTENS: &str =
+    "is it a pdkv engine that listens there? `engine.address` tells, and a bench producer is none";
+
 /// Connects, or says why not before `timeout` is over.
 pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) -> Result<Peer> {
     shared.check_open("connect")?;
@@ -121,14 +125,8 @@ fn shake_hands(shared: &Shared, mut stream: &TcpStream, deadline: Instant) -> Re
             .map_err(broken)?;
         match stream.read(&mut buffer) {
             Ok(0) => {
-                return Err(Error::new(
-                    ErrorKind::PeerUnreachable,
-                    "handshake",
-                    "the peer closed during the handshake",
-                )
-                .with_hint(
-                    "is it a pdkv engine that listens there? `engine.address` tells, and a bench producer is none",
-                ));
+                let what = "the peer closed during the handshake";
+                return Err(Error::new(ErrorKind::PeerUnreachable, "handshake", what).with_hint(WHO_LISTENS));
             }
             Ok(count) => decoder.push(&buffer[..count]),
             Err(error)
@@ -342,7 +340,9 @@ impl Dial for LocalDoor {
 }
 
 fn broken(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::PeerUnreachable, "connect", "the connection broke").with_source(error)
+    Error::new(ErrorKind::PeerUnreachable, "connect", "the connection broke")
+        .with_hint(WHO_LISTENS)
+        .with_source(error)
 }
 
 pub(crate) fn no_random(error: getrandom::Error) -> Error {

@@ -29,6 +29,8 @@ const FIRST: usize = 3;
 const MAX_STRANGERS: usize = 256;
 /// Local-socket connections being answered at once.
 const MAX_LOCAL: usize = 64;
+/// Pause after a poll that failed.
+const POLL_AGAIN: Duration = Duration::from_millis(10);
 /// How long a stranger may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// When to accept again after the system had no descriptor for a connection.
@@ -104,8 +106,10 @@ impl Reactor {
                 Ok(()) => {}
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
-                    tracing::error!(%error, "the progress thread can't poll any more");
-                    break;
+                    // The timers must go on: without them nothing would ever end.
+                    tracing::error!(%error, "the progress thread can't poll");
+                    std::thread::sleep(POLL_AGAIN);
+                    events.clear();
                 }
             }
             if std::mem::take(&mut self.accept_again) {

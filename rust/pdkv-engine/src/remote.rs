@@ -261,7 +261,7 @@ impl Remote {
                 self.region(id).ok_or_else(|| {
                     Error::new(
                         ErrorKind::Region,
-                        "pull",
+                        "transfer",
                         format!("the peer `{}` withdrew region `{id}`", self.name),
                     )
                 })

@@ -172,7 +172,7 @@ impl Shared {
         Err(match namesake {
             Some(link) => Error::new(
                 ErrorKind::ReferenceRestarted,
-                "pull",
+                "transfer",
                 format!(
                     "the reference was made by incarnation `{}` of `{}`, connected is incarnation `{}`",
                     reference.incarnation, reference.engine, link.remote.incarnation
@@ -181,7 +181,7 @@ impl Shared {
             .with_hint("the owner restarted since; its blocks are gone"),
             None => Error::new(
                 ErrorKind::PeerUnreachable,
-                "pull",
+                "transfer",
                 format!("this engine isn't connected to `{}`", reference.engine),
             )
             .with_hint(format!("call connect(`{}`) first", reference.address)),

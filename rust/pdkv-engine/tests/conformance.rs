@@ -151,6 +151,8 @@ on_every_transport! {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Layout, "{ids:?}");
         }
         assert_eq!(pair.source.export(table(&[BLOCKS]), 4, b"", 1, LEASE).unwrap_err().kind(), ErrorKind::Layout);
+        let too_many = pair.source.export(table(&[1]), 5, b"", 1, LEASE);
+        assert_eq!(too_many.unwrap_err().kind(), ErrorKind::Layout, "more tokens than the blocks hold");
         assert_eq!(pair.source.offer(table(&[1, 1]), 4, b"", LEASE).unwrap_err().kind(), ErrorKind::Layout);
         pair.check(&[], 0..LAYERS);
     }

@@ -81,7 +81,7 @@ impl Servings {
 /// # Errors
 /// `Capacity` when the system gives no thread.
 pub(crate) fn serve_stream(shared: &Arc<Shared>, peer: PeerKey, socket: Socket) -> Result<()> {
-    let socket = shared.streams.enter(peer, socket);
+    let socket = shared.streams.enter(peer, socket)?;
     // The peer may have been lost since its token was looked up; then nobody else would shut this.
     if !shared.lock().peers.contains_key(&peer) {
         shared.streams.shut_down(peer);

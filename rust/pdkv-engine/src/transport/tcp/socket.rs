@@ -7,14 +7,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use pdkv_core::Result;
 use pdkv_core::id::PeerKey;
+use pdkv_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 /// How long one look at the stop flag may be delayed.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Data streams one peer may have: what `tcp_streams` can ask for, twice, for those being replaced.
+const MAX_STREAMS: usize = 128;
 
 /// One data stream, closed on drop.
 pub(crate) struct Socket {
@@ -60,13 +63,22 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(crate) fn enter(&self, peer: PeerKey, socket: Socket) -> Arc<Socket> {
+    /// # Errors
+    /// `Capacity` when the peer has as many streams as any may have: each costs a thread here.
+    pub(crate) fn enter(&self, peer: PeerKey, socket: Socket) -> Result<Arc<Socket>> {
         let socket = Arc::new(socket);
         let mut book = self.book.lock().expect("no holder panics");
         let list = book.entry(peer).or_default();
         list.retain(|stream| stream.strong_count() > 0);
+        if list.len() >= MAX_STREAMS {
+            return Err(Error::new(
+                ErrorKind::Capacity,
+                "data stream",
+                format!("the peer has `{MAX_STREAMS}` data streams already"),
+            ));
+        }
         list.push(Arc::downgrade(&socket));
-        socket
+        Ok(socket)
     }
 
     pub(crate) fn shut_down(&self, peer: PeerKey) {
