@@ -112,7 +112,10 @@ impl BlockTable {
     /// # Errors
     /// `Layout` when a run is empty or leaves the range of block ids.
     pub fn from_runs(runs: &[BlockRun]) -> Result<Self> {
-        let mut table = Self::default();
+        let mut table = Self {
+            runs: Vec::with_capacity(runs.len()),
+            len: 0,
+        };
         for (index, &run) in runs.iter().enumerate() {
             if run.len == 0 || run.end() > u64::from(u32::MAX) + 1 {
                 return Err(Error::new(

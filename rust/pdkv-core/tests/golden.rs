@@ -337,7 +337,7 @@ fn fields_and_kinds_of_later_releases_are_skipped() {
 #[test]
 fn large_frames_carry_one_grant_and_nothing_else() {
     use pdkv_core::wire::{FrameDecoder, HELLO_CAP, MAX_FRAME};
-    let ids: Vec<u32> = (0..1_000_000u32).map(|n| n.wrapping_mul(2_654_435_761)).collect();
+    let ids: Vec<u32> = (0..1_200_000u32).map(|n| n.wrapping_mul(2_654_435_761)).collect();
     let grant = Message::Grant(Grant {
         transfer: TransferId(1),
         cache: CacheId(1),

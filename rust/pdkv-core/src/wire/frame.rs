@@ -17,7 +17,7 @@ const HEADER: usize = 4;
 ///
 /// # Errors
 /// `Capacity` when the message is larger than its kind may be: [`MAX_FRAME`] for a grant (a table of
-/// some ten million scattered blocks), [`HELLO_CAP`] for the others.
+/// some sixteen million scattered blocks), [`HELLO_CAP`] for the others.
 pub fn encode(message: &Message) -> Result<Vec<u8>> {
     let envelope = schema::Envelope::from(message);
     let len = envelope.encoded_len();

@@ -206,8 +206,8 @@ schema! {
         #[prost(uint64, tag = "5")] remaining_ms: u64,
     }
     Table {
-        #[prost(sint64, repeated, tag = "1")] start_deltas: Vec<i64>,
-        #[prost(uint32, repeated, tag = "2")] lens: Vec<u32>,
+        #[prost(bytes = "vec", tag = "1")] starts: Vec<u8>,
+        #[prost(bytes = "vec", tag = "2")] lens: Vec<u8>,
     }
     Fault {
         #[prost(uint32, tag = "1")] code: u32,

@@ -1,55 +1,59 @@
-//! Block tables on the wire: runs, each start as signed distance from the end of the run before, so
-//! that ordered tables cost two or three bytes a run.
+//! Block tables on the wire: the starts of the runs and their lengths, each as one string of
+//! little-endian 32-bit words. Without lengths every run is one block, as in a scattered table. Words
+//! and not varints, because a large table is copied here and there while the consumer waits for it.
 
 use super::{MAX_FRAME, schema, violation};
 use crate::block_table::{BlockRun, BlockTable};
 use crate::error::Result;
 
+const WORD: usize = 4;
+/// What a grant holds besides its table, generously.
+const REST: usize = 256;
+
 impl From<&BlockTable> for schema::Table {
     fn from(table: &BlockTable) -> Self {
-        let mut end = 0i64;
-        let mut packed = Self::default();
-        for run in table.runs() {
-            packed.start_deltas.push(i64::from(run.start) - end);
-            packed.lens.push(run.len);
-            end = i64::from(run.start) + i64::from(run.len);
+        let runs = table.runs();
+        let words = |word: fn(&BlockRun) -> u32| {
+            let mut bytes = Vec::with_capacity(runs.len() * WORD);
+            bytes.extend(runs.iter().flat_map(|run| word(run).to_le_bytes()));
+            bytes
+        };
+        let single = runs.len() == table.len();
+        Self {
+            starts: words(|run| run.start),
+            lens: if single { Vec::new() } else { words(|run| run.len) },
         }
-        packed
     }
 }
 
 /// Whether a grant with this table fits one frame.
 pub(crate) fn table_fits(table: &BlockTable) -> bool {
-    use prost::Message as _;
-    // Ten bytes a run are more than any run takes; only huge tables are measured.
-    table.runs().len() < MAX_FRAME / 10 || schema::Table::from(table).encoded_len() + 64 <= MAX_FRAME
+    let words = if table.runs().len() == table.len() { 1 } else { 2 };
+    table.runs().len().saturating_mul(words * WORD) <= MAX_FRAME - REST
 }
 
 /// Reads a table that must hold exactly `num_blocks` blocks.
 pub(super) fn decode(packed: &schema::Table, num_blocks: u32) -> Result<BlockTable> {
-    if packed.start_deltas.len() != packed.lens.len() {
+    let (starts, lens) = (packed.starts.as_chunks::<WORD>(), packed.lens.as_chunks::<WORD>());
+    let whole = starts.1.is_empty() && lens.1.is_empty();
+    if !whole || !(lens.0.is_empty() || lens.0.len() == starts.0.len()) {
         return Err(violation(format!(
-            "block table has `{}` starts but `{}` lengths",
-            packed.start_deltas.len(),
+            "block table has `{}` bytes of starts but `{}` of lengths",
+            packed.starts.len(),
             packed.lens.len()
         )));
     }
-    let mut end = 0i64;
-    let mut runs = Vec::with_capacity(packed.lens.len());
-    for (&delta, &len) in packed.start_deltas.iter().zip(&packed.lens) {
-        let start = end.checked_add(delta).and_then(|start| u32::try_from(start).ok());
-        let Some(start) = start else {
-            return Err(violation(format!(
-                "block table run `{}` starts outside of 32 bits",
-                runs.len()
-            )));
-        };
-        if len == 0 {
-            return Err(violation(format!("block table run `{}` is empty", runs.len())));
-        }
-        end = i64::from(start) + i64::from(len);
-        runs.push(BlockRun { start, len });
-    }
+    let word = |bytes: &[u8; WORD]| u32::from_le_bytes(*bytes);
+    let lens = lens.0.iter().map(word).chain(std::iter::repeat(1));
+    let runs: Vec<_> = starts
+        .0
+        .iter()
+        .zip(lens)
+        .map(|(start, len)| BlockRun {
+            start: word(start),
+            len,
+        })
+        .collect();
     let table = BlockTable::from_runs(&runs).map_err(|e| violation("block table is not valid").with_source(e))?;
     if table.len() as u64 != u64::from(num_blocks) {
         return Err(violation(format!(
