@@ -117,7 +117,8 @@ impl Reactor {
                 self.accept_local();
             }
             if spinning && events.is_empty() {
-                std::hint::spin_loop();
+                // Whoever else wants this core gets it: the peer that was just woken, or the caller.
+                std::thread::yield_now();
                 continue;
             }
             let mut traffic = false;

@@ -16,8 +16,6 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::shared::Shared;
 
-/// Spin-loop hints between two looks at a socket: well under a microsecond.
-const PAUSES: u32 = 16;
 /// Reads in one turn: somebody who sends without end gets its turns, and everybody else theirs.
 const TURN: u32 = 4;
 
@@ -123,8 +121,8 @@ impl Reader {
         let _ = self.watch().apply(&self.stream, false);
         let outcome = loop {
             match self.pump_into(shared, &mut input) {
-                // A pause between looks, because each look takes the lock the kernel delivers under.
-                Ok(true) if !done() && started.elapsed() < limit => (0..PAUSES).for_each(|_| std::hint::spin_loop()),
+                // Between two looks the core is anybody's, the peer's above all.
+                Ok(true) if !done() && started.elapsed() < limit => std::thread::yield_now(),
                 other => break other,
             }
         };
