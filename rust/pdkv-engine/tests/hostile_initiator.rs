@@ -326,3 +326,32 @@ fn messages_of_the_wrong_role_close_only_that_channel() {
     }
     scene.still_serves();
 }
+
+#[test]
+fn a_done_after_the_release_is_never_acknowledged() {
+    let scene = scene();
+    let mut wire = Wire::connect(&scene.address);
+    wire.shake_hands();
+    let offer = scene.cache.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
+    for (number, pinned) in [(1, scene.export()), (2, offer)] {
+        let asked = claim(number, pinned.reference(), scene.cache.fingerprint());
+        wire.send(&Message::Claim(Box::new(asked)));
+        assert!(matches!(wire.receive(), Some(Message::Grant(_))));
+        pinned.release().unwrap();
+        // One that was told, and goes on all the same.
+        assert!(matches!(wire.receive(), Some(Message::Revoke(_))));
+        let (transfer, bytes) = (TransferId(number), 2 * LAYERS * common::BLOCK_BYTES);
+        wire.send(&Message::Done(Done { transfer, bytes }));
+        let answer = loop {
+            match wire.receive() {
+                Some(Message::Revoke(_)) => {}
+                other => break other,
+            }
+        };
+        let Some(Message::Nack(nack)) = answer else {
+            panic!("not refused: {answer:?}")
+        };
+        assert_eq!(nack.fault.kind, ErrorKind::ReferenceReleased);
+    }
+    scene.still_serves();
+}
