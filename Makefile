@@ -10,6 +10,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 DEPENDENCIES := $(VENV)/.dependencies
+UCX_WHEELS := $(VENV)/.ucx-wheels
+# The copies of UCX in the environment that tests try beside the system's, as PDKV_TEST_UCX=PATH:PATH.
+LIST_UCX = compgen -G '$(VENV)/lib/python3.*/site-packages/*/lib/libucp.so.0' || true; \
+	compgen -G '$(VENV)/lib/python3.*/site-packages/nixl_cu1*.libs/libucp-*.so*' || true
+WITH_UCX = PDKV_TEST_UCX="$${PDKV_TEST_UCX:-$$({ $(LIST_UCX); } | xargs -r realpath | paste -sd:)}"
 
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
 export PYO3_PYTHON := $(BIN)/python
@@ -26,7 +31,7 @@ PYTEST_ARGS ?=
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small test-python
 
-.PHONY: help venv build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
+.PHONY: help venv ucx build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
 	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
@@ -34,6 +39,9 @@ help: ## Show this list
 		while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
 
 venv: build ## Create .venv with the development tools and the package in it
+
+ucx: $(UCX_WHEELS) ## Install UCX to test with: the system's (by apt, as root) and wheels into .venv
+	@scripts/install-ucx.sh
 
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv
 	@compgen -G 'python/pdkv/_core*.so' >/dev/null || echo 'compiling pdkv, which takes a few minutes the first time'
@@ -44,9 +52,9 @@ demo: build ## Build everything and run the main job: two processes, one KV cach
 
 test: test-rust build test-python ## Build and run all tests, Rust and Python
 
-test-fast: build ## Run the tests that take a minute once compiled: few property cases, no slow marks
-	@PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
-	@$(BIN)/pytest -q -m 'not slow' $(PYTEST_ARGS)
+test-fast: build $(UCX_WHEELS) ## Run the tests that take a minute once compiled: few property cases, no slow marks
+	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
+	@$(WITH_UCX) $(BIN)/pytest -q -m 'not slow' $(PYTEST_ARGS)
 
 check: ## Run everything CI runs, in CI's order
 	@for step in $(CHECK_STEPS); do \
@@ -98,8 +106,8 @@ tidy: $(DEPENDENCIES)
 clippy: $(DEPENDENCIES)
 	@cargo clippy $(CARGO_FLAGS) --quiet --workspace --all-targets -- -D warnings
 
-test-rust: $(DEPENDENCIES)
-	@cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
+test-rust: $(DEPENDENCIES) $(UCX_WHEELS)
+	@$(WITH_UCX) cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
 
 doc: $(DEPENDENCIES)
 	@RUSTDOCFLAGS='-D warnings' cargo doc $(CARGO_FLAGS) --quiet --workspace --no-deps --document-private-items
@@ -127,8 +135,8 @@ example: $(DEPENDENCIES)
 demo-small: $(DEPENDENCIES)
 	@$(BIN)/pdkv bench $(SMALL_DEMO)
 
-test-python: $(DEPENDENCIES)
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test-python: $(DEPENDENCIES) $(UCX_WHEELS)
+	@$(WITH_UCX) $(BIN)/pytest $(PYTEST_ARGS)
 
 $(DEPENDENCIES): pyproject.toml
 	@for tool in cargo cc; do command -v $$tool >/dev/null || { echo "pdkv needs \`$$tool\` to build" >&2; exit 1; }; done
@@ -140,3 +148,13 @@ $(DEPENDENCIES): pyproject.toml
 		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' \
 		| $(BIN)/pip install --quiet --disable-pip-version-check --requirement /dev/stdin
 	@touch $@
+
+# Two more copies of UCX, of other versions than the system's. Without their dependencies: NIXL's would be torch.
+# Where they cannot be had the tests with them are skipped and say so, unless CI insists.
+$(UCX_WHEELS): $(DEPENDENCIES)
+	@echo 'adding wheels with UCX to $(VENV)'
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["ucx-copies"], sep="\n")' \
+		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 1 --no-deps --requirement /dev/stdin \
+		&& touch $@ || { echo 'no wheels with UCX could be installed: tests with them are skipped' >&2; \
+			[ "$${PDKV_UCX_REQUIRED:-}" != 1 ]; }
