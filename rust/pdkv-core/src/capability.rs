@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{Carrier, Manner};
 
 /// The transports of this release, in the order in which they are tried when costs are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,11 +22,13 @@ pub enum TransportKind {
     Cma,
     /// Sockets.
     Tcp,
+    /// Whatever UCX reaches, RDMA above all.
+    Ucx,
 }
 
 impl TransportKind {
     /// Every transport.
-    pub const ALL: &'static [Self] = &[Self::Inproc, Self::Shm, Self::Cma, Self::Tcp];
+    pub const ALL: &'static [Self] = &[Self::Inproc, Self::Shm, Self::Cma, Self::Tcp, Self::Ucx];
 
     /// The name that users write and see.
     pub const fn as_str(self) -> &'static str {
@@ -34,50 +37,7 @@ impl TransportKind {
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::Tcp => "tcp",
-        }
-    }
-
-    /// What it can do.
-    pub const fn capability(self) -> Capability {
-        let same_host = Capability {
-            transport: self,
-            one_sided: true,
-            direct: true,
-            same_host: true,
-            shared_memory_only: false,
-            max_spans_per_call: u32::MAX,
-            cost: Cost {
-                call_ns: 200,
-                run_ns: 20,
-                bytes_per_us: 10_000,
-            },
-        };
-        match self {
-            Self::Inproc => same_host,
-            Self::Shm => Capability {
-                shared_memory_only: true,
-                ..same_host
-            },
-            Self::Cma => Capability {
-                max_spans_per_call: 1024,
-                cost: Cost {
-                    call_ns: 1500,
-                    run_ns: 120,
-                    bytes_per_us: 5000,
-                },
-                ..same_host
-            },
-            Self::Tcp => Capability {
-                one_sided: false,
-                same_host: false,
-                max_spans_per_call: 1024,
-                cost: Cost {
-                    call_ns: 15_000,
-                    run_ns: 150,
-                    bytes_per_us: 1500,
-                },
-                ..same_host
-            },
+            Self::Ucx => "ucx",
         }
     }
 }
@@ -92,25 +52,24 @@ impl FromStr for TransportKind {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| {
-                let names: Vec<_> = Self::ALL.iter().map(|kind| format!("`{kind}`")).collect();
-                Error::new(
-                    ErrorKind::Config,
-                    "parse transport",
-                    format!("`{text}` is not a transport"),
-                )
-                .with_hint(format!("accepted are {}", names.join(", ")))
-            })
+        let known = Self::ALL.iter().copied().find(|kind| kind.as_str() == text);
+        known.ok_or_else(|| unknown("transport", text, Self::ALL.iter().map(|kind| kind.as_str())))
     }
 }
 
-/// What a transport can do, whoever the peer is.
+/// The refusal of a name, with the names there are.
+pub(crate) fn unknown<'a>(what: &str, text: &str, names: impl Iterator<Item = &'a str>) -> Error {
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    Error::new(
+        ErrorKind::Config,
+        "parse setting",
+        format!("`{text}` is not a name of a {what}"),
+    )
+    .with_hint(format!("accepted are {}", names.join(", ")))
+}
+
+/// What one way to a peer can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, not a state")]
 pub struct Capability {
     /// Which transport.
     pub transport: TransportKind,
@@ -118,14 +77,76 @@ pub struct Capability {
     pub one_sided: bool,
     /// No payload byte is copied in user space except from source to destination.
     pub direct: bool,
-    /// Both ends must be on one host.
-    pub same_host: bool,
-    /// The owner's memory must be in a shared descriptor.
-    pub shared_memory_only: bool,
-    /// Most spans of one call into the kernel.
-    pub max_spans_per_call: u32,
+    /// The bytes go by remote direct memory access, without either host's processor.
+    pub rdma: bool,
     /// What moving costs, roughly: for choosing, not for predicting.
     pub cost: Cost,
+}
+
+impl Capability {
+    /// Memory that both processes see: one copy by whoever runs the transfer.
+    pub const fn mapped(transport: TransportKind) -> Self {
+        Self {
+            transport,
+            one_sided: true,
+            direct: true,
+            rdma: false,
+            cost: Cost {
+                call_ns: 200,
+                run_ns: 20,
+                bytes_per_us: 10_000,
+            },
+        }
+    }
+
+    /// Copies by the kernel between the pages of two processes.
+    pub const fn kernel_copies() -> Self {
+        Self {
+            cost: Cost {
+                call_ns: 1500,
+                run_ns: 120,
+                bytes_per_us: 5000,
+            },
+            ..Self::mapped(TransportKind::Cma)
+        }
+    }
+
+    /// Sockets: both ends gather and scatter by their own tables.
+    pub const fn sockets() -> Self {
+        Self {
+            one_sided: false,
+            cost: Cost {
+                call_ns: 15_000,
+                run_ns: 150,
+                bytes_per_us: 1500,
+            },
+            ..Self::mapped(TransportKind::Tcp)
+        }
+    }
+
+    /// A lane of `ucx`, as it was agreed on. Lanes over RDMA beat sockets and leave one host to the
+    /// transports made for it; all others cost more than whatever else moves the same bytes.
+    pub const fn lane(manner: Manner, carrier: Carrier) -> Self {
+        let rdma = matches!(carrier, Carrier::Rdma);
+        let one_sided = matches!(manner, Manner::OneSided);
+        let (call_ns, run_ns, bytes_per_us) = match (manner, carrier) {
+            (Manner::OneSided, Carrier::Rdma) => (4000, 300, 5000),
+            (Manner::OneSided, Carrier::Kernel) => (4000, 700, 4000),
+            (Manner::OneSided, Carrier::Emulated) => (30_000, 1500, 1200),
+            (Manner::ActiveMessages, _) => (40_000, 200, 1200),
+        };
+        Self {
+            transport: TransportKind::Ucx,
+            one_sided,
+            direct: one_sided && !matches!(carrier, Carrier::Emulated),
+            rdma,
+            cost: Cost {
+                call_ns,
+                run_ns,
+                bytes_per_us,
+            },
+        }
+    }
 }
 
 /// A linear cost model.
@@ -151,17 +172,65 @@ impl Cost {
 /// One transport towards one peer, for one pair of memories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What it can do.
-    pub capability: Capability,
-    /// `Err` says why it can't be used here.
-    pub usable: Result<(), String>,
+    /// Which transport.
+    pub transport: TransportKind,
+    /// What it can do, or why it can't be used here.
+    pub usable: Result<Capability, String>,
+}
+
+/// The only way a caller accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Require {
+    /// This transport and no other.
+    Transport(TransportKind),
+    /// Any transport, as long as the bytes go by RDMA.
+    Rdma,
+}
+
+impl Require {
+    /// The name that users write.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Transport(kind) => kind.as_str(),
+            Self::Rdma => "rdma",
+        }
+    }
+
+    /// Why a way that could be used isn't what is required.
+    fn against(self, capability: &Capability) -> Option<&'static str> {
+        match self {
+            Self::Transport(kind) => (kind != capability.transport).then_some("not the one required"),
+            Self::Rdma => (!capability.rdma).then_some("not RDMA"),
+        }
+    }
+}
+
+impl From<TransportKind> for Require {
+    fn from(kind: TransportKind) -> Self {
+        Self::Transport(kind)
+    }
+}
+
+impl FromStr for Require {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let names = || TransportKind::ALL.iter().map(|kind| kind.as_str());
+        match text {
+            "rdma" => Ok(Self::Rdma),
+            _ => text
+                .parse()
+                .map(Self::Transport)
+                .map_err(|_| unknown("way to require", text, names().chain(["rdma"]))),
+        }
+    }
 }
 
 /// What the caller insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// This transport and no other.
-    pub require: Option<TransportKind>,
+    /// This and nothing else.
+    pub require: Option<Require>,
     /// Nothing staged.
     pub require_direct: bool,
 }
@@ -183,20 +252,27 @@ pub fn choose(offers: &[Offer], wish: Wish, bytes: u64, runs: u64) -> Result<Cho
     let mut usable = Vec::new();
     let mut reasons = Vec::new();
     for offer in offers {
-        let capability = offer.capability;
-        let name = capability.transport;
-        match &offer.usable {
-            _ if wish.require.is_some_and(|wanted| wanted != name) => {
+        let name = offer.transport;
+        match (&offer.usable, wish.require) {
+            // What can't be used and isn't asked for either needs no long reason.
+            (Err(_), Some(Require::Transport(wanted))) if wanted != name => {
                 reasons.push(format!("{name}: not the one required"));
             }
-            Err(reason) => reasons.push(format!("{name}: {reason}")),
-            Ok(()) if wish.require_direct && !capability.direct => reasons.push(format!("{name}: not direct")),
-            Ok(()) => usable.push((capability.cost.estimate_ns(bytes, runs), capability)),
+            (Err(reason), _) => reasons.push(format!("{name}: {reason}")),
+            (Ok(capability), require) => match require.and_then(|require| require.against(capability)) {
+                Some(reason) => reasons.push(format!("{name}: {reason}")),
+                None if wish.require_direct && !capability.direct => reasons.push(format!("{name}: not direct")),
+                None => usable.push((capability.cost.estimate_ns(bytes, runs), *capability)),
+            },
         }
     }
     usable.sort_by_key(|&(cost, capability)| (cost, capability.transport));
     let Some((&(cost, capability), dearer)) = usable.split_first() else {
-        let wanted = wish.require.map_or("no transport", |_| "the required transport is not");
+        let wanted = match wish.require {
+            None => "no transport",
+            Some(Require::Transport(_)) => "the required transport is not",
+            Some(Require::Rdma) => "RDMA is required and not",
+        };
         let text = format!("{wanted} usable: {}", reasons.join("; "));
         return Err(Error::new(ErrorKind::Unsupported, "choose transport", text)
             .with_hint("`peer.links` shows what each transport needs"));
@@ -219,32 +295,65 @@ mod tests {
     use super::*;
 
     fn offers(unusable: &[TransportKind]) -> Vec<Offer> {
-        let offer = |&kind: &TransportKind| Offer {
-            capability: kind.capability(),
-            usable: if unusable.contains(&kind) {
+        let ways = [
+            Capability::mapped(TransportKind::Inproc),
+            Capability::mapped(TransportKind::Shm),
+            Capability::kernel_copies(),
+            Capability::sockets(),
+            Capability::lane(Manner::ActiveMessages, Carrier::Emulated),
+        ];
+        ways.map(|capability| Offer {
+            transport: capability.transport,
+            usable: if unusable.contains(&capability.transport) {
                 Err("not here".to_owned())
             } else {
-                Ok(())
+                Ok(capability)
             },
-        };
-        TransportKind::ALL.iter().map(offer).collect()
+        })
+        .to_vec()
     }
 
     #[test]
     fn the_cheapest_usable_transport_wins_and_all_are_explained() {
-        use TransportKind::{Cma, Inproc, Shm, Tcp};
-        for (unusable, expected) in [(&[Inproc][..], Shm), (&[Inproc, Shm], Cma), (&[Inproc, Shm, Cma], Tcp)] {
+        use TransportKind::{Cma, Inproc, Shm, Tcp, Ucx};
+        for (unusable, expected) in [
+            (&[Inproc][..], Shm),
+            (&[Inproc, Shm], Cma),
+            (&[Inproc, Shm, Cma], Tcp),
+            (&[Inproc, Shm, Cma, Tcp], Ucx),
+        ] {
             let choice = choose(&offers(unusable), Wish::default(), 1 << 20, 64).expect("one is usable");
             assert_eq!(choice.capability.transport, expected);
-            assert_eq!(choice.reasons.len(), 4);
+            assert_eq!(choice.reasons.len(), TransportKind::ALL.len());
             assert!(choice.reasons[0].contains("chosen"));
+        }
+    }
+
+    #[test]
+    fn our_own_transports_beat_every_lane_without_rdma_and_rdma_beats_sockets() {
+        let plain = [
+            Capability::lane(Manner::OneSided, Carrier::Kernel),
+            Capability::lane(Manner::OneSided, Carrier::Emulated),
+            Capability::lane(Manner::ActiveMessages, Carrier::Rdma),
+            Capability::lane(Manner::ActiveMessages, Carrier::Emulated),
+        ];
+        for (bytes, runs) in [(64, 1), (64 << 10, 1), (64 << 10, 16), (1 << 30, 1), (1 << 30, 1 << 18)] {
+            let cost = |capability: Capability| capability.cost.estimate_ns(bytes, runs);
+            assert!(cost(plain[0]) > cost(Capability::kernel_copies()), "{bytes} in {runs}");
+            for lane in &plain[1..] {
+                assert!(cost(*lane) > cost(Capability::sockets()), "{lane:?}: {bytes} in {runs}");
+            }
+            let rdma = Capability::lane(Manner::OneSided, Carrier::Rdma);
+            assert!(cost(rdma) > cost(Capability::kernel_copies()), "{bytes} in {runs}");
+            // Sockets gather many runs in one call, so only very small pieces are theirs.
+            assert!(cost(rdma) < cost(Capability::sockets()) || bytes / runs < 512);
         }
     }
 
     #[test]
     fn a_wish_that_cannot_be_met_is_refused_with_the_reason() {
         let wish = Wish {
-            require: Some(TransportKind::Shm),
+            require: Some(TransportKind::Shm.into()),
             require_direct: true,
         };
         let error = choose(&offers(&[TransportKind::Shm]), wish, 1, 1).expect_err("shm is not usable");
@@ -252,5 +361,44 @@ mod tests {
         assert!(error.message().contains("shm: not here"), "{error}");
         assert!("carrier-pigeon".parse::<TransportKind>().is_err());
         assert_eq!("cma".parse::<TransportKind>().expect("a name"), TransportKind::Cma);
+    }
+
+    #[test]
+    fn rdma_is_required_of_any_transport_and_refused_with_the_reason_of_each() {
+        let wish = Wish {
+            require: Some("rdma".parse().expect("a wish")),
+            require_direct: false,
+        };
+        let mut ways = offers(&[TransportKind::Shm]);
+        let error = choose(&ways, wish, 1, 1).expect_err("nothing here is RDMA");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for reason in [
+            "inproc: not RDMA",
+            "shm: not here",
+            "cma: not RDMA",
+            "tcp: not RDMA",
+            "ucx: not RDMA",
+        ] {
+            assert!(error.message().contains(reason), "{error}");
+        }
+        ways.pop();
+        ways.push(Offer {
+            transport: TransportKind::Ucx,
+            usable: Ok(Capability::lane(Manner::OneSided, Carrier::Rdma)),
+        });
+        let choice = choose(&ways, wish, 1, 1).expect("one is RDMA");
+        assert!(choice.capability.rdma && choice.capability.direct);
+    }
+
+    #[test]
+    fn what_is_required_comes_back_from_its_name() {
+        for kind in TransportKind::ALL {
+            let require: Require = kind.as_str().parse().expect("a name");
+            assert_eq!(require, Require::Transport(*kind));
+            assert_eq!(require.as_str(), kind.as_str());
+        }
+        assert_eq!("rdma".parse::<Require>().expect("a name"), Require::Rdma);
+        let error = "roce".parse::<Require>().expect_err("not a name");
+        assert!(error.hint().is_some_and(|hint| hint.contains("`rdma`")), "{error:?}");
     }
 }

@@ -24,8 +24,10 @@ pub mod features {
     pub const STATUS: u64 = 1 << 0;
     /// `Renew` and `Reject` over the channel.
     pub const LEASES: u64 = 1 << 1;
+    /// A data stream may say what it is for, a lane of `ucx` among them.
+    pub const UCX: u64 = 1 << 2;
     /// What this release has.
-    pub const OURS: u64 = STATUS | LEASES;
+    pub const OURS: u64 = STATUS | LEASES | UCX;
     /// What this release can't do without.
     pub const REQUIRED: u64 = STATUS | LEASES;
 }

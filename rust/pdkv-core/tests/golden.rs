@@ -18,7 +18,7 @@ use pdkv_core::shard::Shard;
 use pdkv_core::wire::{
     Abandon, Ack, Advertise, CacheAdvert, Claim, ClaimStatus, Done, Fault, Goodbye, Grant, HandshakeRefusal, Hello,
     HelloAck, HostFacts, Message, Nack, Notify, Ping, Pong, Probe, Refuse, RegionAdvert, Reject, Renew, Renewed,
-    Revoke, SharedExtent, Status, StatusReply, StreamHello, Unknown, Withdraw, encode,
+    Revoke, SharedExtent, Status, StatusReply, StreamHello, StreamPurpose, Unknown, Withdraw, encode,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -166,12 +166,18 @@ fn messages() -> Vec<(&'static str, Message)> {
         token: SessionToken::new([0x88; 16]),
         incarnation: Incarnation::new([0x11; 16]),
         index: 3,
+        purpose: StreamPurpose::Data,
+    };
+    let lane = StreamHello {
+        purpose: StreamPurpose::UcxLane,
+        ..stream
     };
     vec![
         ("hello", Message::Hello(Box::new(hello()))),
         ("hello_ack", Message::HelloAck(Box::new(ack))),
         ("handshake_refusal", Message::HandshakeRefusal(refusal)),
         ("stream_hello", Message::StreamHello(stream)),
+        ("stream_hello_lane", Message::StreamHello(lane)),
         (
             "advertise",
             Message::Advertise(Advertise {
@@ -327,6 +333,11 @@ fn fields_and_kinds_of_later_releases_are_skipped() {
     // A ping with the later field 15, and a message of the later kind 100.
     let ping = [0xb2, 0x01, 4, 0x08, 8, 0x78, 1];
     assert_eq!(decode(&ping).expect("skipped"), Message::Ping(Ping { sequence: 8 }));
+    // A stream that is for something this release has never heard of is none that it may serve.
+    let token = [0x0a, 16].into_iter().chain([7; 16]);
+    let stream: Vec<u8> = token.chain([0x12, 16]).chain([7; 16]).chain([0x20, 9]).collect();
+    let frame = [&[0x2a, stream.len() as u8][..], &stream].concat();
+    assert!(decode(&frame).expect_err("refused").message().contains("purpose `9`"));
     let later = [0xa2, 0x06, 2, 0x08, 1];
     assert_eq!(
         decode(&later).expect("skipped"),

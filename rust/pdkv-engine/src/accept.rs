@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mio::net::TcpStream;
 use pdkv_core::node::Role;
 use pdkv_core::session;
-use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello};
+use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
@@ -89,6 +89,9 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
     };
     if decoder.pending() > 0 {
         return refuse("the stream sent more than its hello before it was answered");
+    }
+    if hello.purpose != StreamPurpose::Data {
+        return refuse("this release serves no lanes of `ucx`");
     }
     let stream = std::net::TcpStream::from(stream);
     let socket = Socket::new(OwnedFd::from(stream.try_clone().map_err(broken)?))?;

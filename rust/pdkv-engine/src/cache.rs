@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pdkv_core::block_table::BlockTable;
-use pdkv_core::capability::Wish;
+use pdkv_core::capability::{Require, Wish};
 use pdkv_core::export::ExportSpec;
 use pdkv_core::id::{CacheId, ExportId};
 use pdkv_core::layout::KvLayout;
@@ -17,7 +17,6 @@ use pdkv_core::wire::Withdraw;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
-use crate::config::TransportKind;
 use crate::export::{Export, ExportWatch};
 use crate::link::PeerLink;
 use crate::peer::Peer;
@@ -40,8 +39,8 @@ pub struct PullOptions {
     pub digest: Option<Vec<u8>>,
     /// Time the whole transfer may take. Default 30 s.
     pub timeout: Duration,
-    /// Only this transport; anything else is an error, never a fallback.
-    pub require: Option<TransportKind>,
+    /// Only this; anything else is an error, never a fallback.
+    pub require: Option<Require>,
     /// Refuse a path on which bytes are staged.
     pub require_direct: bool,
     /// The connection to use. Default: the one to the engine that the reference names.
@@ -246,7 +245,7 @@ impl KvCache {
             )
         }?;
         let order = WireOrder::natural(&remote_cache.layout);
-        let two_sided = !chosen.kind().capability().one_sided;
+        let two_sided = !chosen.capability().one_sided;
         let spec = TransferSpec {
             reference: reference.clone(),
             expected_digest: options.digest.clone(),
@@ -254,7 +253,7 @@ impl KvCache {
             first_block: options.first_block,
             num_blocks: count,
             selection: selection.clone(),
-            transport: chosen.kind().as_str().to_owned(),
+            transport: path.transport.as_str().to_owned(),
             timeout: options.timeout,
             wants_table: !two_sided,
             order: two_sided.then_some(order),

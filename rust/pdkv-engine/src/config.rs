@@ -2,9 +2,11 @@
 //! refuses the start instead of being defaulted away.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use pdkv_core::capability::TransportKind;
+pub use pdkv_core::lane::OneSidedPolicy;
 use pdkv_core::{Error, ErrorKind, Result};
 
 /// Settings of one engine.
@@ -13,8 +15,9 @@ pub struct EngineConfig {
     /// Where to listen, `host:port`; port 0 lets the system choose. `None`: only connect.
     /// Default `127.0.0.1:0`.
     pub listen: Option<String>,
-    /// Transports that may be used, best first. Default: all of them.
-    pub transports: Vec<TransportKind>,
+    /// Transports that may be used, best first. Default, `None`: all of them, and `ucx` only where this
+    /// host has RDMA devices; named here, it is tried everywhere.
+    pub transports: Option<Vec<TransportKind>>,
     /// Copy threads shared by all one-sided transfers. Default: half the cores, 1 to 4.
     pub threads: usize,
     /// Data streams per peer of the tcp transport, one thread at each end. Default 2.
@@ -31,6 +34,22 @@ pub struct EngineConfig {
     /// waits for a transfer reads the answers itself. Default 100 µs; buys latency with CPU, and only
     /// while messages flow.
     pub spin: Duration,
+    /// Settings of the `ucx` transport.
+    pub ucx: UcxConfig,
+}
+
+/// Settings of the `ucx` transport.
+#[derive(Clone, Debug, Default)]
+pub struct UcxConfig {
+    /// The `libucp.so.0` to load and no other. Default: the first that is found in this process, on the
+    /// system, or in an installed wheel.
+    pub library: Option<PathBuf>,
+    /// On which carriers put and get may be used; both ends must allow it, else active messages are sent.
+    /// Default: only on RDMA.
+    pub one_sided: OneSidedPolicy,
+    /// Settings of UCX itself without their `UCX_` prefix, for example `("TLS", "rc")`; they win over the
+    /// environment. A name that the loaded UCX doesn't know is refused. Default: none.
+    pub settings: Vec<(String, String)>,
 }
 
 impl Default for EngineConfig {
@@ -38,7 +57,7 @@ impl Default for EngineConfig {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             listen: Some("127.0.0.1:0".to_owned()),
-            transports: TransportKind::ALL.to_vec(),
+            transports: None,
             threads: (cores / 2).clamp(1, 4),
             tcp_streams: 2,
             insecure: false,
@@ -46,6 +65,7 @@ impl Default for EngineConfig {
             peer_timeout: Duration::from_secs(10),
             max_claim: Duration::from_secs(120),
             spin: Duration::from_micros(100),
+            ucx: UcxConfig::default(),
         }
     }
 }
@@ -57,10 +77,10 @@ impl EngineConfig {
     /// `Config` naming the setting and the accepted values.
     pub fn validate(&self) -> Result<()> {
         let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::Config, "config", what).with_hint(hint));
-        if self.transports.is_empty() {
+        if self.transports.as_ref().is_some_and(Vec::is_empty) {
             return bad(
                 "`transports` is empty",
-                "name at least one of `inproc`, `shm`, `cma`, `tcp`",
+                "name at least one of `inproc`, `shm`, `cma`, `tcp`, `ucx`",
             );
         }
         if !(1..=64).contains(&self.threads) {
@@ -85,6 +105,16 @@ impl EngineConfig {
             );
         }
         Ok(())
+    }
+
+    /// The transports that may be used, best first.
+    pub(crate) fn kinds(&self) -> &[TransportKind] {
+        self.transports.as_deref().unwrap_or(TransportKind::ALL)
+    }
+
+    /// Whether the caller asked for a transport by name.
+    pub(crate) fn names(&self, kind: TransportKind) -> bool {
+        self.transports.as_ref().is_some_and(|kinds| kinds.contains(&kind))
     }
 
     /// Resolves `listen`, refusing anything beyond loopback unless `insecure` says so by name.
@@ -157,7 +187,7 @@ mod tests {
             ),
             (
                 EngineConfig {
-                    transports: vec![],
+                    transports: Some(vec![]),
                     ..EngineConfig::default()
                 },
                 "transports",

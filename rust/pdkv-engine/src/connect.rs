@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::{Incarnation, SessionToken};
 use pdkv_core::node::Role;
 use pdkv_core::session::{Connecting, Established};
-use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, Message, StreamHello};
+use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Process;
 
@@ -27,7 +27,7 @@ use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
-use crate::transport::{Link, Way};
+use crate::transport::{Link, Way, ucx};
 
 /// What to look at when somebody hangs up on a hello, which shows as an end or as a reset.
 const WHO_LISTENS: &str =
@@ -175,7 +175,7 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 /// Tries every configured transport and keeps the reasons against those that don't work.
 fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> PeerLink {
     let remote = &established.remote;
-    let wanted = shared.config.transports.contains(&TransportKind::Inproc);
+    let wanted = shared.config.kinds().contains(&TransportKind::Inproc);
     let inproc = if wanted {
         inproc_engine(remote.incarnation)
     } else {
@@ -185,9 +185,10 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     let process = reach_process(established, door.as_ref());
     let mut ways = Vec::new();
     let mut direct = Vec::new();
-    for &kind in &shared.config.transports {
+    for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
             TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
+            TransportKind::Ucx => ucx::connect(shared, established),
             _ => one_sided(shared, kind, inproc.is_some(), door.as_ref(), &process).map(|link| {
                 direct.push(Arc::clone(&link));
                 link as Arc<dyn Link>
@@ -291,6 +292,7 @@ fn tcp_link(
             token: established.token,
             incarnation: shared.incarnation,
             index: 0,
+            purpose: StreamPurpose::Data,
         };
         (
             "tcp",

@@ -33,9 +33,10 @@ mod transfer;
 mod transport;
 
 pub use cache::{KvCache, PullOptions};
-pub use config::{EngineConfig, TransportKind};
+pub use config::{EngineConfig, OneSidedPolicy, TransportKind, UcxConfig};
 pub use engine::{Engine, Region, RegionDescriptor};
 pub use export::Export;
+pub use pdkv_core::capability::Require;
 pub use peer::{LinkInfo, LocalSpan, Peer, RawOptions, RemoteSpan};
 pub use stats::EngineStats;
 pub use transfer::{Path, Transfer, TransferState, TransferStats};

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use pdkv_core::capability::Wish;
+use pdkv_core::capability::{Require, Wish};
 use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::plan::Plan;
 use pdkv_core::reference::Reference;
@@ -52,8 +52,8 @@ pub struct RemoteSpan {
 pub struct RawOptions {
     /// Time the transfer may take.
     pub timeout: Duration,
-    /// Only this transport.
-    pub require: Option<TransportKind>,
+    /// Only this.
+    pub require: Option<Require>,
 }
 
 impl Default for RawOptions {
@@ -239,8 +239,8 @@ impl Peer {
 
     /// The best one-sided link that reaches the regions now, without weighing or waiting: for
     /// operations so small that the choice would cost more than the copy.
-    fn direct(&self, regions: &[Arc<RemoteRegion>], require: Option<TransportKind>) -> Option<&Arc<OneSided>> {
-        let fits = |link: &&Arc<OneSided>| require.is_none_or(|kind| link.serves(kind)) && link.ready(regions);
+    fn direct(&self, regions: &[Arc<RemoteRegion>], require: Option<Require>) -> Option<&Arc<OneSided>> {
+        let fits = |link: &&Arc<OneSided>| require.is_none_or(|require| link.serves(require)) && link.ready(regions);
         self.link.direct.iter().find(fits)
     }
 

@@ -73,7 +73,7 @@ impl PendingMove {
     }
 
     fn program(&self, grant: &Grant) -> Result<Program> {
-        if !self.link.kind().capability().one_sided {
+        if !self.link.capability().one_sided {
             let (layout, blocks, selection) = (&self.layout, &self.blocks, &self.selection);
             return match self.direction {
                 Direction::Read => PageWalk::scatter(layout, blocks, selection, self.order),

@@ -188,6 +188,7 @@ mod tests {
             .unwrap();
         let path = Path {
             transport: TransportKind::Cma,
+            rdma: false,
             detail: String::new(),
             reasons: Vec::new(),
         };

@@ -63,6 +63,8 @@ impl TransferState {
 pub struct Path {
     /// The transport.
     pub transport: TransportKind,
+    /// Whether the bytes go by remote direct memory access.
+    pub rdma: bool,
     /// What it rides on, for example `2 streams over tcp`.
     pub detail: String,
     /// One line for every transport looked at, the chosen one first.

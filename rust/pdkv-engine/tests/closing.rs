@@ -84,7 +84,7 @@ fn a_handshake_that_ends_after_the_close_makes_no_connection() {
 
 #[test]
 fn close_waits_until_writers_have_stopped() {
-    let engine = engine("owner", TransportKind::ALL);
+    let engine = engine("owner", common::OWN);
     let target = cache(&engine, Memory::Private);
     let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
     let mut wire = Wire::connect(engine.address().unwrap());
@@ -105,7 +105,7 @@ fn close_waits_until_writers_have_stopped() {
 
 #[test]
 fn a_writer_of_this_host_that_lost_its_channel_holds_its_blocks_until_it_reports() {
-    let engine = engine("owner", TransportKind::ALL);
+    let engine = engine("owner", common::OWN);
     let target = cache(&engine, Memory::Private);
     let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
     let before = pidfds();
@@ -129,7 +129,7 @@ fn a_writer_of_this_host_that_lost_its_channel_holds_its_blocks_until_it_reports
 
 #[test]
 fn peers_that_come_and_go_leave_nothing_behind() {
-    let engine = engine("owner", TransportKind::ALL);
+    let engine = engine("owner", common::OWN);
     let before = pidfds();
     for _ in 0..50 {
         let mut wire = Wire::connect(engine.address().unwrap());

@@ -13,7 +13,7 @@ use pdkv_core::ErrorKind;
 use pdkv_core::id::{Incarnation, SessionToken, TransferId};
 use pdkv_core::plan::WireOrder;
 use pdkv_core::reference::Reference;
-use pdkv_core::wire::{self, Claim, Done, Hello, Message, StreamHello};
+use pdkv_core::wire::{self, Claim, Done, Hello, Message, StreamHello, StreamPurpose};
 use pdkv_engine::{Engine, Export, KvCache, PullOptions, TransportKind};
 
 struct Scene {
@@ -23,7 +23,7 @@ struct Scene {
 }
 
 fn scene() -> Scene {
-    let engine = engine("producer", TransportKind::ALL);
+    let engine = engine("producer", common::OWN);
     let cache = cache(&engine, Memory::Shared);
     common::fill(&cache, cache.memory(), 1);
     let address = engine.address().unwrap().to_owned();
@@ -70,6 +70,7 @@ impl Scene {
             token,
             incarnation: Incarnation::new([1; 16]),
             index: 0,
+            purpose: StreamPurpose::Data,
         };
         stream
             .write_all(&wire::encode(&Message::StreamHello(hello)).unwrap())
@@ -163,6 +164,7 @@ fn a_stream_needs_the_token_of_a_session() {
         token: SessionToken::new([0; 16]),
         incarnation: Incarnation::new([1; 16]),
         index: 0,
+        purpose: StreamPurpose::Data,
     };
     stream
         .write_all(&wire::encode(&Message::StreamHello(hello)).unwrap())

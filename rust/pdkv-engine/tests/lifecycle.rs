@@ -16,7 +16,7 @@ fn all_blocks() -> Vec<u32> {
 
 #[test]
 fn a_cancelled_pull_never_writes_after_it_is_quiesced() {
-    for &kind in TransportKind::ALL {
+    for &kind in common::OWN {
         let pair = Pair::new(kind);
         for _ in 0..12 {
             let export = pair.source.export(table(&all_blocks()), 256, b"", 1, LEASE).unwrap();
@@ -52,7 +52,7 @@ fn a_cancelled_pull_never_writes_after_it_is_quiesced() {
 
 #[test]
 fn an_export_released_under_a_pull_is_never_reported_done_afterwards() {
-    for &kind in TransportKind::ALL {
+    for &kind in common::OWN {
         let pair = Pair::new(kind);
         for round in 0..12 {
             let export = pair.source.export(table(&all_blocks()), 256, b"", 1, LEASE).unwrap();
@@ -82,7 +82,7 @@ fn an_export_released_under_a_pull_is_never_reported_done_afterwards() {
 
 #[test]
 fn a_released_offer_is_quiesced_only_when_nobody_writes_any_more() {
-    for &kind in TransportKind::ALL {
+    for &kind in common::OWN {
         let pair = Pair::new(kind);
         for _ in 0..12 {
             let offer = pair.source.offer(table(&all_blocks()), 256, b"", LEASE).unwrap();
@@ -309,7 +309,7 @@ fn one_dead_peer_takes_only_its_own_transfers() {
 #[test]
 fn after_close_every_call_says_closed_and_memory_is_given_back() {
     let alive = Arc::new(());
-    let engine = engine("engine", TransportKind::ALL);
+    let engine = engine("engine", common::OWN);
     let bytes = vec![0_u8; 4096].leak();
     let keeper = Box::new(Arc::clone(&alive));
     // SAFETY: leaked, so mapped, readable and writable for ever; the slice is not used again.

@@ -278,7 +278,7 @@ fn listener(then: impl FnOnce(std::net::TcpStream) + Send + 'static) -> String {
 }
 
 fn connect(address: &str, timeout: Duration) -> Result<pdkv_engine::Peer> {
-    engine("consumer", TransportKind::ALL).connect(address, timeout)
+    engine("consumer", common::OWN).connect(address, timeout)
 }
 
 #[test]

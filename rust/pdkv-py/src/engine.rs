@@ -77,7 +77,7 @@ impl PyEngine {
             ..EngineConfig::default()
         };
         if let Some(names) = transports {
-            config.transports = enter::attached(py, || names.iter().map(|name| name.parse()).collect())?;
+            config.transports = Some(enter::attached(py, || names.iter().map(|name| name.parse()).collect())?);
         }
         config.threads = threads.unwrap_or(config.threads);
         config.tcp_streams = tcp_streams.unwrap_or(config.tcp_streams);

@@ -6,6 +6,7 @@ use core::time::Duration;
 use super::convert::{limited, millis, present, sized};
 use super::hello::{
     CacheAdvert, HandshakeRefusal, Hello, HelloAck, HostFacts, Probe, RegionAdvert, SharedExtent, StreamHello,
+    StreamPurpose,
 };
 use super::message::{Advertise, Withdraw};
 use super::{MAGIC, MAX_ADVERTS, MAX_FAULT_TEXT, MAX_TEXT, schema, violation};
@@ -142,6 +143,7 @@ impl From<&StreamHello> for schema::StreamHello {
             token: m.token.as_bytes().to_vec(),
             incarnation: m.incarnation.as_bytes().to_vec(),
             index: m.index,
+            purpose: m.purpose as u32,
         }
     }
 }
@@ -154,6 +156,8 @@ impl TryFrom<schema::StreamHello> for StreamHello {
             token: SessionToken::new(sized(&m.token, "stream_hello.token")?),
             incarnation: Incarnation::new(sized(&m.incarnation, "stream_hello.incarnation")?),
             index: m.index,
+            purpose: StreamPurpose::from_code(m.purpose)
+                .ok_or_else(|| violation(format!("a data stream has the unknown purpose `{}`", m.purpose)))?,
         })
     }
 }

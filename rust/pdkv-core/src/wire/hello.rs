@@ -92,6 +92,29 @@ pub struct StreamHello {
     pub incarnation: Incarnation,
     /// Number of the stream.
     pub index: u32,
+    /// What it is for.
+    pub purpose: StreamPurpose,
+}
+
+/// What a data stream is for. Anything but the first needs the feature bit that names it, because a
+/// release without it would take the stream for data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum StreamPurpose {
+    /// Requests of `tcp` and their payload.
+    #[default]
+    Data = 0,
+    /// The side channel of a lane of `ucx`.
+    UcxLane = 1,
+}
+
+impl StreamPurpose {
+    /// The purpose with this number on the wire.
+    pub fn from_code(code: u32) -> Option<Self> {
+        [Self::Data, Self::UcxLane]
+            .into_iter()
+            .find(|purpose| *purpose as u32 == code)
+    }
 }
 
 /// One registered region.

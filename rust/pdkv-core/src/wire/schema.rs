@@ -160,6 +160,7 @@ schema! {
         #[prost(bytes = "vec", tag = "1")] token: Vec<u8>,
         #[prost(bytes = "vec", tag = "2")] incarnation: Vec<u8>,
         #[prost(uint32, tag = "3")] index: u32,
+        #[prost(uint32, tag = "4")] purpose: u32,
     }
     Advertise {
         #[prost(message, repeated, tag = "1")] regions: Vec<Region>,

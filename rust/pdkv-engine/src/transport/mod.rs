@@ -2,16 +2,18 @@
 //!
 //! A [`Link`] is one way to one peer. One-sided links (`inproc`, `shm`, `cma`) copy in this
 //! process, on the copy threads or, for little work, right where they are called. The two-sided
-//! link (`tcp`) lets both ends gather and scatter by their own tables. Which link a transfer takes
-//! is decided in [`pick`], by the pure chooser of `pdkv-core`, which also keeps the reasons.
+//! link (`tcp`) lets both ends gather and scatter by their own tables. A lane of `ucx` is one or the
+//! other, as both ends agree. Which link a transfer takes is decided in [`pick`], by the pure chooser
+//! of `pdkv-core`, which also keeps the reasons.
 
 pub(crate) mod onesided;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 pub(crate) mod work;
 
 use std::sync::Arc;
 
-use pdkv_core::capability::{Offer, Wish, choose};
+use pdkv_core::capability::{Capability, Offer, Require, Wish, choose};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::config::TransportKind;
@@ -21,7 +23,8 @@ pub(crate) use work::{Direction, Work};
 
 /// One way to one peer.
 pub(crate) trait Link: Send + Sync {
-    fn kind(&self) -> TransportKind;
+    /// What it can do, its transport included.
+    fn capability(&self) -> Capability;
 
     /// What it rides on, for `path.detail`.
     fn detail(&self) -> String;
@@ -62,19 +65,22 @@ pub(crate) struct Need {
 /// `Unsupported` naming every transport and its reason.
 pub(crate) fn pick(ways: &[Way], regions: &[Arc<RemoteRegion>], need: Need) -> Result<(Arc<dyn Link>, Arc<Path>)> {
     let offer = |way: &Way| Offer {
-        capability: way.kind.capability(),
-        usable: way
-            .link
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|link| link.reaches(regions)),
+        transport: way.kind,
+        usable: match &way.link {
+            Ok(link) => link.reaches(regions).map(|()| link.capability()),
+            Err(reason) => Err(reason.clone()),
+        },
     };
     let mut offers: Vec<Offer> = ways.iter().map(offer).collect();
-    if let Some(kind) = need.wish.require
-        && !ways.iter().any(|way| way.kind == kind)
-    {
+    let asked = match need.wish.require {
+        Some(Require::Transport(kind)) => Some(kind),
+        // The only one that can be.
+        Some(Require::Rdma) => Some(TransportKind::Ucx),
+        None => None,
+    };
+    if let Some(transport) = asked.filter(|&kind| !ways.iter().any(|way| way.kind == kind)) {
         offers.push(Offer {
-            capability: kind.capability(),
+            transport,
             usable: Err("not among this engine's `transports`".into()),
         });
     }
@@ -89,6 +95,7 @@ pub(crate) fn pick(ways: &[Way], regions: &[Arc<RemoteRegion>], need: Need) -> R
         Arc::clone(link),
         Arc::new(Path {
             transport: kind,
+            rdma: choice.capability.rdma,
             detail: link.detail(),
             reasons: choice.reasons,
         }),

@@ -9,6 +9,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pdkv_core::capability::{Capability, Require};
 use pdkv_core::plan::CopyRun;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Process};
@@ -50,6 +51,7 @@ impl OneSided {
             kind,
             path: Arc::new(Path {
                 transport: kind,
+                rdma: false,
                 detail,
                 reasons,
             }),
@@ -63,8 +65,8 @@ impl OneSided {
         &self.path
     }
 
-    pub(crate) fn serves(&self, kind: TransportKind) -> bool {
-        self.kind == kind
+    pub(crate) fn serves(&self, require: Require) -> bool {
+        require == Require::Transport(self.kind)
     }
 
     /// Whether [`copy_one`](Self::copy_one) would not wait for a mapping.
@@ -295,8 +297,11 @@ fn remote_address(region: &RemoteRegion, offset: u64, len: u64) -> Result<u64> {
 }
 
 impl Link for OneSided {
-    fn kind(&self) -> TransportKind {
-        self.kind
+    fn capability(&self) -> Capability {
+        match self.kind {
+            TransportKind::Cma => Capability::kernel_copies(),
+            kind => Capability::mapped(kind),
+        }
     }
 
     fn detail(&self) -> String {

@@ -20,6 +20,14 @@ pub(crate) const TOKENS: u64 = 4;
 pub(crate) const CONTENT: u64 = 32;
 pub(crate) const BLOCK_BYTES: u64 = HEADS * TOKENS * CONTENT;
 
+/// The transports that need nothing but this machine.
+pub(crate) const OWN: &[TransportKind] = &[
+    TransportKind::Inproc,
+    TransportKind::Shm,
+    TransportKind::Cma,
+    TransportKind::Tcp,
+];
+
 /// Where a cache's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
@@ -37,7 +45,7 @@ pub(crate) fn memory_for(kind: TransportKind) -> Memory {
 
 pub(crate) fn engine(name: &str, kinds: &[TransportKind]) -> Engine {
     let config = EngineConfig {
-        transports: kinds.to_vec(),
+        transports: Some(kinds.to_vec()),
         heartbeat: Duration::from_millis(200),
         peer_timeout: Duration::from_secs(20),
         ..EngineConfig::default()

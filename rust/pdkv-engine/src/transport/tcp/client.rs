@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 
+use pdkv_core::capability::Capability;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
@@ -11,7 +12,6 @@ use pdkv_device::IoBatch;
 
 use super::codec::{MAX_SPANS, Request, Response, Target, Verb, WireSpan};
 use super::socket::Socket;
-use crate::config::TransportKind;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
 use crate::transport::work::Program;
@@ -74,8 +74,8 @@ impl TcpLink {
 }
 
 impl Link for TcpLink {
-    fn kind(&self) -> TransportKind {
-        TransportKind::Tcp
+    fn capability(&self) -> Capability {
+        Capability::sockets()
     }
 
     fn detail(&self) -> String {
