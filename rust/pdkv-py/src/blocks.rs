@@ -126,7 +126,8 @@ fn from_items(ids: &Bound<'_, PyAny>) -> PyResult<Ids> {
     Ok(Ids::Wide(wide))
 }
 
-fn type_name(object: &Bound<'_, PyAny>) -> String {
+/// The name of an object's class, for messages.
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
     object
         .get_type()
         .name()

@@ -13,6 +13,7 @@ use crate::engine::Handle;
 use crate::enter;
 use crate::export::PyExport;
 use crate::layout::PyKvLayout;
+use crate::number;
 use crate::peer::PyPeer;
 use crate::reference;
 use crate::transfer::PyTransfer;
@@ -92,9 +93,9 @@ impl PyKvCache {
     fn export(
         &self,
         block_ids: &Bound<'_, PyAny>,
-        num_tokens: Option<u64>,
+        #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
         digest: &[u8],
-        consumers: u32,
+        #[pyo3(from_py_with = number::consumers)] consumers: u32,
         lease_s: Option<f64>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
@@ -121,7 +122,7 @@ impl PyKvCache {
     fn offer(
         &self,
         block_ids: &Bound<'_, PyAny>,
-        num_tokens: Option<u64>,
+        #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
         digest: &[u8],
         lease_s: Option<f64>,
     ) -> PyResult<PyExport> {
@@ -158,8 +159,8 @@ impl PyKvCache {
         &self,
         reference: &Bound<'_, PyAny>,
         into: &Bound<'_, PyAny>,
-        first_block: u32,
-        layers: Option<(u32, u32)>,
+        #[pyo3(from_py_with = number::first_block)] first_block: u32,
+        #[pyo3(from_py_with = number::layers)] layers: Option<(u32, u32)>,
         digest: Option<Vec<u8>>,
         timeout_s: f64,
         require: Option<&str>,
@@ -208,8 +209,8 @@ impl PyKvCache {
         &self,
         reference: &Bound<'_, PyAny>,
         block_ids: &Bound<'_, PyAny>,
-        first_block: u32,
-        layers: Option<(u32, u32)>,
+        #[pyo3(from_py_with = number::first_block)] first_block: u32,
+        #[pyo3(from_py_with = number::layers)] layers: Option<(u32, u32)>,
         digest: Option<Vec<u8>>,
         timeout_s: f64,
         require: Option<&str>,

@@ -9,11 +9,13 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
 use pdkv_engine::{Engine, EngineConfig};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::cache::PyKvCache;
 use crate::enter;
+use crate::errors;
 use crate::memory::{self, Facts};
+use crate::number;
 use crate::peer::PyPeer;
 use crate::pool::PyPool;
 use crate::reference;
@@ -63,9 +65,9 @@ impl PyEngine {
         py: Python<'_>,
         name: &str,
         listen: Option<String>,
-        transports: Option<Vec<String>>,
-        threads: Option<usize>,
-        tcp_streams: Option<usize>,
+        #[pyo3(from_py_with = transports)] transports: Option<Vec<String>>,
+        #[pyo3(from_py_with = number::threads)] threads: Option<usize>,
+        #[pyo3(from_py_with = number::tcp_streams)] tcp_streams: Option<usize>,
         insecure: bool,
         heartbeat_s: Option<f64>,
         peer_timeout_s: Option<f64>,
@@ -180,7 +182,7 @@ impl PyEngine {
         &self,
         tensors: &Bound<'_, PyAny>,
         layout: Option<&Bound<'_, PyAny>>,
-        block_tokens: u32,
+        #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
         shard: Option<&Bound<'_, PyShard>>,
         model: &str,
         adopt: bool,
@@ -210,7 +212,11 @@ impl PyEngine {
     ///     CapacityError: There is not enough memory.
     #[staticmethod]
     #[pyo3(signature = (nbytes, *, huge_pages=true))]
-    fn allocate(py: Python<'_>, nbytes: u64, huge_pages: bool) -> PyResult<PyPool> {
+    fn allocate(
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::allocation)] nbytes: u64,
+        huge_pages: bool,
+    ) -> PyResult<PyPool> {
         let huge = if huge_pages { HugePages::Try } else { HugePages::Never };
         enter::detached(py, || HostRegion::allocate(nbytes, huge)).map(PyPool::new)
     }
@@ -284,6 +290,21 @@ impl PyEngine {
         let address = self.0.engine.address().unwrap_or("not listening");
         format!("<pdkv.Engine {} ({address})>", self.0.engine.name())
     }
+}
+
+/// Reads names of transports. To Python a lone name is a sequence of letters too.
+fn transports(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<String>>> {
+    let py = object.py();
+    if let Ok(name) = object.cast::<PyString>() {
+        let error = Error::new(
+            ErrorKind::Config,
+            "transports",
+            "`transports` is one string, not a list of names",
+        )
+        .with_hint(format!("write `transports=[{}]`", name.repr()?));
+        return Err(errors::to_python(py, &error));
+    }
+    object.extract()
 }
 
 fn writable_by_peers(wish: Option<bool>, readonly: bool) -> Result<bool> {

@@ -4,6 +4,7 @@ use pdkv_core::layout::KvLayout;
 use pyo3::prelude::*;
 
 use crate::memory;
+use crate::number;
 
 /// Where the bytes of (layer, block, k|v, head, token) are in a KV cache.
 ///
@@ -101,7 +102,7 @@ impl PyKvLayout {
 pub(crate) fn resolve_layout(
     tensors: &Bound<'_, PyAny>,
     layout: &Bound<'_, PyAny>,
-    block_tokens: u32,
+    #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
 ) -> PyResult<PyKvLayout> {
     memory::layout(tensors, layout, block_tokens).map(PyKvLayout)
 }

@@ -15,6 +15,7 @@ mod errors;
 mod export;
 mod layout;
 mod memory;
+mod number;
 mod path;
 mod peer;
 mod plan;

@@ -10,8 +10,10 @@ use pdkv_device::HostRegion;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::blocks;
 use crate::buffers;
 use crate::enter;
+use crate::errors;
 
 /// `pdkv.memory.MemoryFacts`, field by field.
 #[derive(FromPyObject)]
@@ -30,9 +32,17 @@ impl Facts {
     /// Asks Python for the memory behind `tensor`.
     pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
-        py.import(pyo3::intern!(py, "pdkv.memory"))?
-            .call_method1(pyo3::intern!(py, "describe"), (tensor,))?
-            .extract()
+        let facts = py
+            .import(pyo3::intern!(py, "pdkv.memory"))?
+            .call_method1(pyo3::intern!(py, "describe"), (tensor,))?;
+        facts.extract().map_err(|_| {
+            // The fields are ours; what they hold is what a foreign object says about itself.
+            let what = format!(
+                "a `{}` says of its memory what can't be: {facts}",
+                blocks::type_name(tensor)
+            );
+            errors::to_python(py, &Error::new(ErrorKind::Region, "register", what))
+        })
     }
 
     /// The tensor as the planner sees it.

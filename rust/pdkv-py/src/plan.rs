@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use crate::blocks;
 use crate::enter;
 use crate::layout::PyKvLayout;
+use crate::number;
 
 /// A checked plan: every destination byte is written exactly once.
 #[pyclass(name = "Plan", module = "pdkv", frozen)]
@@ -70,7 +71,7 @@ pub(crate) fn plan(
     src_blocks: &Bound<'_, PyAny>,
     dst_layout: &Bound<'_, PyKvLayout>,
     dst_blocks: &Bound<'_, PyAny>,
-    layers: Option<(u32, u32)>,
+    #[pyo3(from_py_with = number::layers)] layers: Option<(u32, u32)>,
 ) -> PyResult<PyPlan> {
     let (src, dst) = (src_layout.get().0.clone(), dst_layout.get().0.clone());
     let (src_blocks, dst_blocks) = (blocks::table(src_blocks)?, blocks::table(dst_blocks)?);

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter;
+use crate::number;
 use crate::span::{PySpan, Stretch};
 
 /// Memory registered for raw reads and writes.
@@ -84,7 +85,12 @@ impl PyRegion {
     ///
     /// Raises:
     ///     RegionError: They are not a part of the region.
-    fn span(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<PySpan> {
+    fn span(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::offset)] offset: u64,
+        #[pyo3(from_py_with = number::nbytes)] nbytes: u64,
+    ) -> PyResult<PySpan> {
         enter::attached(py, || self.stretch().part(offset, nbytes)).map(PySpan)
     }
 
@@ -216,7 +222,12 @@ impl PyRegionDescriptor {
     ///
     /// Raises:
     ///     RegionError: They are not a part of the region.
-    fn span(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<PySpan> {
+    fn span(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::offset)] offset: u64,
+        #[pyo3(from_py_with = number::nbytes)] nbytes: u64,
+    ) -> PyResult<PySpan> {
         enter::attached(py, || self.stretch().part(offset, nbytes)).map(PySpan)
     }
 

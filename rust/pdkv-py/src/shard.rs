@@ -4,6 +4,7 @@ use pdkv_core::shard::Shard;
 use pyo3::prelude::*;
 
 use crate::enter;
+use crate::number;
 
 /// Which layers, heads and ranks of the whole model a KV cache holds.
 ///
@@ -35,16 +36,16 @@ impl PyShard {
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
-        num_layers: u32,
-        num_heads: u32,
-        first_layer: u32,
-        total_layers: Option<u32>,
-        first_head: u32,
-        total_heads: Option<u32>,
-        tp_rank: u32,
-        tp_size: u32,
-        pp_rank: u32,
-        pp_size: u32,
+        #[pyo3(from_py_with = number::num_layers)] num_layers: u32,
+        #[pyo3(from_py_with = number::num_heads)] num_heads: u32,
+        #[pyo3(from_py_with = number::first_layer)] first_layer: u32,
+        #[pyo3(from_py_with = number::total_layers)] total_layers: Option<u32>,
+        #[pyo3(from_py_with = number::first_head)] first_head: u32,
+        #[pyo3(from_py_with = number::total_heads)] total_heads: Option<u32>,
+        #[pyo3(from_py_with = number::tp_rank)] tp_rank: u32,
+        #[pyo3(from_py_with = number::tp_size)] tp_size: u32,
+        #[pyo3(from_py_with = number::pp_rank)] pp_rank: u32,
+        #[pyo3(from_py_with = number::pp_size)] pp_size: u32,
     ) -> PyResult<Self> {
         let shard = Shard {
             first_layer,

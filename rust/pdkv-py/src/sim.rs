@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter;
+use crate::number;
 
 /// Runs one history of engines on virtual time; returns what happened as a dict.
 #[pyfunction]
@@ -12,11 +13,11 @@ use crate::enter;
 #[expect(clippy::too_many_arguments, reason = "private to pdkv.testing")]
 pub(crate) fn simulate(
     py: Python<'_>,
-    seed: u64,
-    engines: usize,
-    exports: usize,
-    blocks: u32,
-    layers: u32,
+    #[pyo3(from_py_with = number::seed)] seed: u64,
+    #[pyo3(from_py_with = number::engines)] engines: usize,
+    #[pyo3(from_py_with = number::exports)] exports: usize,
+    #[pyo3(from_py_with = number::blocks)] blocks: u32,
+    #[pyo3(from_py_with = number::simulated_layers)] layers: u32,
     span_s: f64,
     faults: bool,
 ) -> PyResult<Bound<'_, PyDict>> {

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::enter;
+use crate::number;
 use crate::region::{PyRegion, PyRegionDescriptor};
 
 /// A stretch of one engine's registered memory.
@@ -121,10 +122,12 @@ fn pairs(region: Stretch, pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Stretch>> {
         two_columns(py, &buffer)?;
         buffer.to_vec(py)?
     } else if let Ok(list) = pairs.cast::<PyList>() {
-        list.extract::<Vec<(u64, u64)>>()?
-            .into_iter()
-            .flat_map(|(offset, len)| [offset, len])
-            .collect()
+        let mut flat = Vec::with_capacity(2 * list.len());
+        for pair in list {
+            let (offset, len): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+            flat.extend([number::offset(&offset)?, number::nbytes(&len)?]);
+        }
+        flat
     } else {
         return Err(refused(pairs));
     };
