@@ -52,6 +52,7 @@ from pdkv.errors import (
 TYPE_CHECKING = False  # as in `errors.py`
 if TYPE_CHECKING:
     from pdkv.layout import Layout
+    from pdkv.ucx import UcxConfig
 
 __all__ = [
     "CapacityError",
@@ -96,6 +97,7 @@ __all__ = [
     "TransferError",
     "TransferStats",
     "TransferTimeoutError",
+    "UcxConfig",
     "UnsupportedError",
     "__version__",
     "build_info",
@@ -110,4 +112,8 @@ def __getattr__(name: str) -> object:
         from pdkv.layout import Layout
 
         return Layout
+    if name == "UcxConfig":
+        from pdkv.ucx import UcxConfig
+
+        return UcxConfig
     raise AttributeError(f"module 'pdkv' has no attribute '{name}'")

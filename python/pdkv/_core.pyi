@@ -11,6 +11,7 @@ from typing_extensions import Buffer
 
 from pdkv.errors import PdkvError
 from pdkv.layout import Layout
+from pdkv.ucx import UcxConfig
 
 __all__ = [
     "Engine",
@@ -70,6 +71,7 @@ class Engine:
         heartbeat_s: float | None = None,
         peer_timeout_s: float | None = None,
         lease_s: float | None = None,
+        ucx: UcxConfig | None = None,
     ) -> Engine: ...
     @property
     def name(self) -> str: ...
@@ -318,6 +320,8 @@ class Transfer:
 class Path:
     @property
     def transport(self) -> str: ...
+    @property
+    def rdma(self) -> bool: ...
     @property
     def detail(self) -> str: ...
     @property

@@ -142,13 +142,13 @@ impl PyKvCache {
     ///     layers: `(first, count)` of the layers to pull; all by default.
     ///     digest: What the tokens must be; the owner refuses when the export's digest differs.
     ///     timeout_s: The transfer's deadline.
-    ///     require: The only transport to use.
+    ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range or twice, or the layouts can't be converted.
-    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
     #[pyo3(signature = (
         reference, into, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None, require_direct=false,
@@ -192,13 +192,13 @@ impl PyKvCache {
     ///     layers: `(first, count)` of the layers to push; all by default.
     ///     digest: What the tokens are; the owner refuses when the offer's digest differs.
     ///     timeout_s: The transfer's deadline.
-    ///     require: The only transport to use.
+    ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range, or the layouts can't be converted.
-    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
     #[pyo3(signature = (
         reference, block_ids, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None,

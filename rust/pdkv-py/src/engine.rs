@@ -21,6 +21,7 @@ use crate::pool::PyPool;
 use crate::reference;
 use crate::region::PyRegion;
 use crate::shard::PyShard;
+use crate::ucx;
 
 /// An engine and the defaults that its Python face adds; every object made by it keeps it.
 #[derive(Clone)]
@@ -38,7 +39,8 @@ pub(crate) struct Handle {
 /// Args:
 ///     name: How peers know this engine.
 ///     listen: `"host:port"` to accept peers at, port 0 for any; `None` only connects.
-///     transports: Names of the transports to use, best first: `"inproc"`, `"shm"`, `"cma"`, `"tcp"`.
+///     transports: Names of the transports to use, best first: `"inproc"`, `"shm"`, `"cma"`, `"tcp"`, `"ucx"`. By
+///         default all, but `"ucx"` only where this host has RDMA devices.
 ///     threads: Threads that copy.
 ///     tcp_streams: Data streams to each peer.
 ///     insecure: Listen beyond loopback although the control channel is neither encrypted nor
@@ -46,6 +48,7 @@ pub(crate) struct Handle {
 ///     heartbeat_s: How often an idle connection says that it is alive.
 ///     peer_timeout_s: Silence after which a peer counts as lost.
 ///     lease_s: The lease of an export that names none; 30 s by default.
+///     ucx: Settings of the `ucx` transport, a `UcxConfig`.
 ///
 /// Raises:
 ///     ConfigError: A setting is bad; names it and the accepted values.
@@ -57,9 +60,9 @@ impl PyEngine {
     #[new]
     #[pyo3(signature = (
         name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
-        heartbeat_s=None, peer_timeout_s=None, lease_s=None,
+        heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None,
     ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
-        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None)")]
+        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -72,10 +75,12 @@ impl PyEngine {
         heartbeat_s: Option<f64>,
         peer_timeout_s: Option<f64>,
         lease_s: Option<f64>,
+        ucx: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut config = EngineConfig {
             listen,
             insecure,
+            ucx: ucx::config(py, ucx)?,
             ..EngineConfig::default()
         };
         if let Some(names) = transports {

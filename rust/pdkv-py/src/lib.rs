@@ -27,6 +27,7 @@ mod sim;
 mod span;
 mod stats;
 mod transfer;
+mod ucx;
 
 /// The native part of pdkv. Use the names of the `pdkv` package.
 // Every class is frozen and `Sync`, and `tests/python/test_threads.py` shares all of them among threads.

@@ -16,10 +16,16 @@ impl PyPath {
 
 #[pymethods]
 impl PyPath {
-    /// The name of the transport: `"inproc"`, `"shm"`, `"cma"` or `"tcp"`.
+    /// The name of the transport: `"inproc"`, `"shm"`, `"cma"`, `"tcp"` or `"ucx"`.
     #[getter]
     fn transport(&self) -> &'static str {
         self.0.transport.as_str()
+    }
+
+    /// Whether the bytes go by remote direct memory access, without either host's processor.
+    #[getter]
+    fn rdma(&self) -> bool {
+        self.0.rdma
     }
 
     /// What it rides on, in words.

@@ -137,12 +137,12 @@ impl PyPeer {
     ///     src: The same of the peer, by region descriptors.
     ///     notify: Bytes to deliver to the peer after the data was read.
     ///     timeout_s: The transfer's deadline.
-    ///     require: The only transport to use.
+    ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///
     /// Raises:
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
-    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     UnsupportedError: What is required can't be had; says why of every transport.
     #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
     fn read(
         &self,
@@ -167,12 +167,12 @@ impl PyPeer {
     ///     src: Memory of this engine, as `dst` of `read`.
     ///     notify: Bytes to deliver to the peer after the data arrived.
     ///     timeout_s: The transfer's deadline.
-    ///     require: The only transport to use.
+    ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///
     /// Raises:
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
-    ///     UnsupportedError: The required transport can't be used; says why.
+    ///     UnsupportedError: What is required can't be had; says why of every transport.
     #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
     fn write(
         &self,
