@@ -73,9 +73,15 @@ class Text:
         return self.text
 
 
+class Path(str):
+    """The name of a transport, and what it rides on."""
+
+    detail = "by hand"
+
+
 class Transfer:
     def __init__(self, world, runs, spent):
-        self.path = world.path
+        self.path = Path(world.path)
         self.stats = SimpleNamespace(
             plan_us=1.0, post_us=2.0, wire_us=spent, handover_us=3.0, staged_bytes=world.staged, runs=runs
         )

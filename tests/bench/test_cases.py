@@ -8,6 +8,7 @@ from pdkv.bench import presets
 from pdkv.bench.buffers import Pages
 from pdkv.bench.cases import LAYOUTS, Axes, Case
 from pdkv.bench.tables import Fragmentation
+from pdkv.bench.ucx import Ucx
 from pdkv.errors import ConfigError
 
 CASE = Case(
@@ -82,6 +83,8 @@ def test_memory_suits_the_transport(memory, transport, where):
 
 def test_a_case_survives_the_control_channel():
     assert Case.from_json(json.loads(json.dumps(CASE.to_json()))) == CASE
+    tuned = replace(CASE, transport="ucx", ucx=Ucx("posix,cma", "any", 7, "libucp.so"))
+    assert Case.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
 
 
 @pytest.mark.parametrize(

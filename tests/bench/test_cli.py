@@ -44,6 +44,13 @@ def test_lists_become_axes():
     assert [c.blocks for c in cases("--isl", "1,16,17", "--model", "tiny")] == [1, 1, 2]
 
 
+def test_how_ucx_is_used_is_part_of_the_case():
+    (case,) = cases("--transport", "ucx", "--ucx-tls", "posix,cma", "--ucx-one-sided", "any", "--ucx-window", "16")
+    assert case.where == "private"
+    assert (case.ucx.settings, case.ucx.one_sided, case.ucx.window) == ({"TLS": "posix,cma"}, "any", 16)
+    assert cases()[0].ucx.settings == {}
+
+
 def test_raw_blocks():
     found = cases("--block-bytes", "4KiB,1MiB", "--total", "64MiB")
     assert [(case.page_bytes, case.pages) for case in found] == [(4096, 16384), (1 << 20, 64)]
@@ -69,6 +76,8 @@ def test_custom_models():
         (["--fragmentation", "some"], "some"),
         (["--slots-factor", "0.1"], "slots_factor"),
         (["--slots-factor", "nan"], "slots_factor"),
+        (["--ucx-one-sided", "always"], "always"),
+        (["--ucx-window", "100000"], "100000"),
     ],
 )
 def test_contradictions_are_refused_by_name(arguments, named):
@@ -97,6 +106,8 @@ def test_argparse_shows_bad_values(arguments, capsys):
         (["--plot", "x.bmp"], "x.bmp"),
         (["--output", "no/such/folder/x.json"], "no existing folder"),
         (["--mode", "latency", "--plot", "x.png"], "--plot"),
+        (["--compare", "gloo"], "gloo"),
+        (["--mode", "latency", "--compare", "ucxx"], "--compare"),
         (["--mode", "latency", "--transport", "inproc"], "two processes"),
     ],
 )

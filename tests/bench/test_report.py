@@ -19,7 +19,8 @@ def timing(seconds, plan=1.0):
 
 def some_rows(wrong=0):
     timings = [timing(s) for s in (0.003, 0.001, 0.002, 0.004, 0.1)]
-    return rows.make_rows(CASE, timings, wrong, ("scattered copy", [0.002] * 5, 0), {"pdkv": "1"}, [0.1, 0.3, 0.2])
+    limit = rows.Beside("limit", "scattered copy", [0.002] * 5)
+    return rows.make_rows(CASE, timings, wrong, [limit], {"pdkv": "1"}, [0.1, 0.3, 0.2])
 
 
 def test_a_row_is_the_median_iteration():

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from pdkv.bench.presets import ITEM_BYTES, Geometry
 from pdkv.bench.tables import Fragmentation, Ids, block_tables, pool_blocks
+from pdkv.bench.ucx import Ucx
 from pdkv.errors import ConfigError
 
 OPS = ("pull", "push", "read", "write")
-TRANSPORTS = ("auto", "inproc", "shm", "cma", "tcp")
+TRANSPORTS = ("auto", "inproc", "shm", "cma", "tcp", "ucx")
 MEMORY = ("auto", "pool", "private", "adopt")
 LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 _MAX_LAYERS = 4095  # the pattern names layers with 12 bits
@@ -40,6 +41,7 @@ class Case:
         memory: Who allocates the pages: `pool` pdkv, `private` the process, `adopt` the process with `adopt=True`.
         slots_factor: Pool blocks per moved block.
         seed: Draws the tables and the pattern.
+        ucx: How UCX is to be used, by the transport of that name and by what is measured beside it.
     """
 
     geometry: Geometry
@@ -55,6 +57,7 @@ class Case:
     memory: str
     slots_factor: float
     seed: int
+    ucx: Ucx = field(default_factory=Ucx)
 
     def __post_init__(self) -> None:
         for what, value, allowed in (
@@ -151,15 +154,17 @@ class Case:
         """
         plain = _fields_of(value, cls)
         geometry = _fields_of(plain["geometry"], Geometry)
+        ucx = _fields_of(plain["ucx"], Ucx)
         fragmentation = Fragmentation.parse(str(plain["fragmentation"]))
-        return cls(**{**plain, "geometry": Geometry(**geometry), "fragmentation": fragmentation})  # type: ignore[arg-type]
+        made = {"geometry": Geometry(**geometry), "ucx": Ucx(**ucx), "fragmentation": fragmentation}  # type: ignore[arg-type]
+        return cls(**{**plain, **made})  # type: ignore[arg-type]
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (float, int)}
 
 
-def _fields_of(value: object, cls: type[Case] | type[Geometry]) -> dict[str, object]:
-    names = {field.name: str(field.type) for field in fields(cls)}
+def _fields_of(value: object, cls: type[Case] | type[Geometry] | type[Ucx]) -> dict[str, object]:
+    names = {one.name: str(one.type) for one in fields(cls)}
     if not isinstance(value, dict) or set(value) != set(names):
         raise ConfigError(f"a {cls.__name__.lower()} needs exactly the fields {', '.join(names)}")
     for name, kind in names.items():
@@ -186,6 +191,7 @@ class Axes:
     slots_factor: float
     seed: int
     total: int | None = None
+    ucx: Ucx = field(default_factory=Ucx)
 
     def cases(self) -> Iterator[Case]:
         """Gives every combination, the slowest axis first.
@@ -218,4 +224,5 @@ class Axes:
                 memory=self.memory,
                 slots_factor=self.slots_factor,
                 seed=self.seed,
+                ucx=self.ucx,
             )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pdkv.bench import presets, sizes
+from pdkv.bench import presets, sizes, ucx
 from pdkv.errors import ConfigError, PdkvError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "llama-3.1-8b"
 _DEFAULT_ISL = 2048
+PEERS = ("ucxx",)
 
 _EXAMPLES = """\
 examples:
@@ -24,6 +25,8 @@ examples:
   pdkv bench --model llama-3.3-70b --isl 4096 --transport shm,cma,tcp
   pdkv bench --block-bytes 4KiB,16KiB,64KiB,1MiB --total 512MiB --transport cma --format csv
   pdkv bench --mode latency --transport shm,cma
+  pdkv bench --transport ucx --ucx-tls posix,cma --ucx-one-sided any --op write --isl 65536
+  pdkv bench --transport shm,tcp --compare ucxx
   pdkv bench --suite floors --output floors.json --format json
   pdkv bench --role producer --listen 0.0.0.0:7000 --insecure         (first machine)
   pdkv bench --role consumer --connect 10.0.0.1:7000 --insecure       (second machine)
@@ -85,7 +88,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list(str),
         default=["auto"],
         metavar="T,...",
-        help="auto, inproc, shm, cma, tcp (default: auto)",
+        help="auto, inproc, shm, cma, tcp, ucx (default: auto)",
     )
     what.add_argument(
         "--iters",
@@ -97,7 +100,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--warmup", type=_item(_natural), default=1, metavar="N", help="iterations before that (default: %(default)s)"
     )
-    what.add_argument("--no-limit", action="store_true", help="leave the limit rows out")
+    what.add_argument("--no-limit", action="store_true", help="leave the limit rows out, and that of ucx_perftest")
+    what.add_argument(
+        "--compare",
+        type=_list(str),
+        default=[],
+        metavar="PEER,...",
+        help=f"move the same blocks by other programs too: {', '.join(PEERS)} (needs pdkv[bench-peers])",
+    )
 
     shape = parser.add_argument_group("geometry")
     shape.add_argument(
@@ -198,6 +208,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="before an iteration wait up to this long for other processes to rest (default: %(default)g)",
     )
+    machine.add_argument(
+        "--ucx-tls",
+        default="",
+        metavar="TLS",
+        help="UCX's transports, of --transport ucx and what is measured beside it: posix,cma or tcp (default: UCX's)",
+    )
+    machine.add_argument(
+        "--ucx-one-sided",
+        default=ucx.ONE_SIDED[0],
+        metavar="WHEN",
+        help=f"when UCX may put and get: {', '.join(ucx.ONE_SIDED)} (default: %(default)s)",
+    )
+    machine.add_argument(
+        "--ucx-window",
+        type=_item(sizes.parse_count),
+        default=ucx.WINDOW,
+        metavar="N",
+        help="operations under way at once of the loops and of ucx_perftest (default: %(default)s)",
+    )
+    machine.add_argument("--ucx-library", default="", metavar="FILE", help="the libucp to use (default: a search)")
     machine.add_argument("--role", choices=("producer", "consumer"), help="run only one end; the consumer measures")
     machine.add_argument("--listen", metavar="HOST:PORT", help="with --role producer")
     machine.add_argument("--connect", metavar="HOST:PORT", help="with --role consumer")
@@ -251,6 +281,7 @@ def axes(args: argparse.Namespace) -> Axes:
         slots_factor=args.slots_factor,
         seed=args.seed,
         total=(args.total or 512 << 20) if args.block_bytes else None,
+        ucx=ucx.Ucx(args.ucx_tls, args.ucx_one_sided, args.ucx_window, args.ucx_library),
     )
 
 

@@ -6,12 +6,19 @@ The consumer asks, the producer answers; a failure travels as its class name and
 from __future__ import annotations
 
 import json
+import secrets
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pdkv import errors
 from pdkv.errors import ConfigError, PdkvError, PeerLostError, PeerUnreachableError
 
 _MAX_LINE = 4 << 20
+_FIRST_CONTACT_S = 60.0
+_QUIET_S = 3600.0
 
 Message = dict[str, object]
 
@@ -149,3 +156,55 @@ def connect(address: str, timeout_s: float) -> Channel:
     except OSError as error:
         raise PeerUnreachableError(f"no bench producer answers at `{address}`: {error}") from error
     return Channel(sock, timeout_s)
+
+
+@contextmanager
+def spawned(
+    arguments: Sequence[str], timeout_s: float, what: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Channel]:
+    """Starts a Python process that calls `greet`, and connects to it; it ends with the context.
+
+    Args:
+        arguments: Of the interpreter.
+        timeout_s: How long a request may take.
+        what: The process, for messages.
+        environment: Its environment, if that is not ours.
+
+    Raises:
+        PeerLostError: It did not start, or did not end well.
+    """
+    token = secrets.token_hex(16)
+    command = [sys.executable, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(token + "\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+        if not line:
+            raise PeerLostError(f"{what} ended at once", hint="its own output says why")
+        channel = connect(str(json.loads(line)["address"]), timeout_s)
+        try:
+            channel.ask("hello", token=token)
+            yield channel
+        finally:
+            channel.close()
+        if child.wait(timeout=30) != 0:
+            raise PeerLostError(f"{what} ended with code `{child.returncode}`")
+    finally:
+        child.stdin.close()
+        child.stdout.close()
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def greet() -> tuple[str, Channel]:
+    """Meets the process that started this one by `spawned`: token on stdin, address on stdout, both one line."""
+    token = sys.stdin.readline().strip()
+    with listen("127.0.0.1:0") as listener:
+        listener.settimeout(_FIRST_CONTACT_S)
+        print(json.dumps({"address": join_address(*listener.getsockname()[:2])}), flush=True)
+        sock, _ = listener.accept()
+    return token, Channel(sock, _QUIET_S)

@@ -4,14 +4,15 @@
 - `cma`: `process_vm_readv` of the producer's pages, 1,024 spans a call, same threads.
 - `tcp`: `sendmsg` here, `readv` there, same number of streams, no framing.
 
-Each fills its source with fresh bytes before and is checked after, like the row it limits.
+Each fills its source with fresh bytes before and is checked after, like the row it limits. `Rival` is what
+all rows beside pdkv's are measured through, those of other programs too.
 """
 
 from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,25 +24,49 @@ from pdkv.bench.side import Side
 from pdkv.errors import PeerLostError, UnsupportedError
 
 
-class Limit(Protocol):
-    """One way to move a case's pages with nothing around it."""
+class Rival:
+    """Something else that moves a case's pages, measured in turn with pdkv.
 
-    name: str
+    Attributes:
+        kind: `limit` for a loop with nothing around it, `peer` for another program.
+        name: What the row says.
+        note: What a reader of the row must know beside that.
+        checked: Whether what it moves can be checked.
+    """
+
+    kind = "limit"
+    name = ""
+    note = ""
+    checked = True
+
+    def __init__(self, side: Side, producer: Channel) -> None:
+        """Takes the consumer's side and the way to the producer."""
+        self.side, self.producer = side, producer
 
     def fill(self, stamp: int) -> None:
-        """Writes fresh bytes where `run` reads them."""
+        """Writes fresh bytes where `run` reads them: by default the producer's pages."""
+        self.producer.ask("fill", stamp=stamp)
 
     def run(self) -> float:
-        """Moves all pages once; gives the seconds it took."""
+        """Moves all pages once; gives the seconds it took.
+
+        Raises:
+            PdkvError: It failed.
+        """
+        raise UnsupportedError(f"`{self.name}` moves nothing")
+
+    def count_wrong(self, stamp: int) -> int:
+        """Checks what `run` moved, by default into the consumer's pages; names the first wrong pages on stderr."""
+        return self.side.find_wrong(stamp).report(f"{self.name} stamp {stamp}")
 
     def close(self) -> None:
         """Gives everything back."""
 
 
-def limit_for(path: str, native: Any, side: Side, producer: Channel, opened: control.Message) -> Limit | None:
+def limit_for(path: str, native: Any, side: Side, producer: Channel, opened: control.Message) -> Rival | None:
     """Chooses the limit for the path that pdkv took; `None` where there is none to compare with."""
     if path in ("shm", "inproc"):
-        return CopyLimit(native, side)
+        return CopyLimit(native, side, producer)
     if path == "cma":
         return CmaLimit(native, side, producer, opened)
     if path == "tcp":
@@ -59,14 +84,15 @@ def target_offsets(side: Side) -> U64:
     return np.concatenate([side.pages.offsets(ids) for ids in side.tables])
 
 
-class CopyLimit:
+class CopyLimit(Rival):
     """Copies from a second pool of this process, of the same kind of memory."""
 
     name = "scattered copy"
 
-    def __init__(self, native: Any, side: Side) -> None:
+    def __init__(self, native: Any, side: Side, producer: Channel) -> None:
         """Allocates the second pool."""
-        self._native, self._side = native, side
+        super().__init__(side, producer)
+        self._native = native
         self._source = Pages(side.case, side.engine)
         self._ids = np.concatenate(side.case.tables("src"))
         self._offsets = (target_offsets(side), source_offsets(side))
@@ -77,53 +103,45 @@ class CopyLimit:
 
     def run(self) -> float:
         """Copies."""
-        case = self._side.case
+        case = self.side.case
         to, since = self._offsets
         seconds: float = self._native.limit_copy(
-            self._side.pages.address, self._source.address, to, since, case.page_bytes, case.threads
+            self.side.pages.address, self._source.address, to, since, case.page_bytes, case.threads
         )
         return seconds
 
-    def close(self) -> None:
-        """Keeps nothing: the pool goes with this object."""
 
-
-class CmaLimit:
+class CmaLimit(Rival):
     """Reads the producer's pages with the system call alone."""
 
     name = "process_vm_readv"
 
     def __init__(self, native: Any, side: Side, producer: Channel, opened: control.Message) -> None:
         """Takes the producer's process id and address from its answer to `open`."""
-        self._native, self._side, self._producer = native, side, producer
+        super().__init__(side, producer)
+        self._native = native
         self._pid, self._pool = int(str(opened["pid"])), int(str(opened["pool"]))
         self._offsets = (target_offsets(side), source_offsets(side))
 
-    def fill(self, stamp: int) -> None:
-        """Lets the producer fill its pages."""
-        self._producer.ask("fill", stamp=stamp)
-
     def run(self) -> float:
         """Reads."""
-        case = self._side.case
+        case = self.side.case
         to, since = self._offsets
         seconds: float = self._native.limit_cma(
-            self._pid, self._side.pages.address, self._pool, to, since, case.page_bytes, case.threads
+            self._pid, self.side.pages.address, self._pool, to, since, case.page_bytes, case.threads
         )
         return seconds
 
-    def close(self) -> None:
-        """Holds nothing."""
 
-
-class StreamLimit:
+class StreamLimit(Rival):
     """Receives the pages over plain TCP streams, scattering into place."""
 
     name = "sendmsg + readv"
 
     def __init__(self, native: Any, side: Side, producer: Channel) -> None:
         """Opens the streams."""
-        self._native, self._side, self._producer = native, side, producer
+        super().__init__(side, producer)
+        self._native = native
         self._offsets = target_offsets(side)
         self._sockets: list[socket.socket] = []
         answer = producer.ask("streams", count=side.case.streams)
@@ -132,20 +150,16 @@ class StreamLimit:
             sock.settimeout(None)
             self._sockets.append(sock)
 
-    def fill(self, stamp: int) -> None:
-        """Lets the producer fill its pages."""
-        self._producer.ask("fill", stamp=stamp)
-
     def run(self) -> float:
         """Receives; the clock starts with the request, as it does for pdkv."""
-        self._producer.send({"do": "send"})
+        self.producer.send({"do": "send"})
         seconds: float = self._native.limit_tcp_recv(
             [sock.fileno() for sock in self._sockets],
-            self._side.pages.address,
+            self.side.pages.address,
             self._offsets,
-            self._side.case.page_bytes,
+            self.side.case.page_bytes,
         )
-        self._producer.answer()
+        self.producer.answer()
         return seconds
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ This module is the reference in numpy; `fill` and `find_wrong` use the native tw
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,6 +71,14 @@ class Found:
     pages: int
     wrong_bytes: int
     traced: list[Wrong]
+
+    def report(self, what: str) -> int:
+        """Names the first wrong pages on stderr; gives how many bytes are wrong."""
+        for wrong in self.traced:
+            print(f"wrong: {what}: {wrong}", file=sys.stderr)
+        if self.pages > len(self.traced):
+            print(f"wrong: {what}: {self.pages} pages in all", file=sys.stderr)
+        return self.wrong_bytes
 
 
 class Native(Protocol):

@@ -5,11 +5,9 @@ It serves one consumer at a time. Whatever a request names is checked; a failing
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,9 +19,7 @@ from pdkv.bench.cases import Case
 from pdkv.bench.control import Channel, Message
 from pdkv.bench.limits import StreamSource
 from pdkv.bench.side import Side, Toolkit, idle_engines
-from pdkv.errors import ConfigError, PdkvError, PeerLostError
-
-_FIRST_CONTACT_S = 60.0
+from pdkv.errors import ConfigError, PdkvError
 
 
 class Producer:
@@ -174,13 +170,9 @@ def serve(kit: Toolkit, address: str, *, insecure: bool, timeout_s: float) -> No
 
 
 def serve_spawned(kit: Toolkit, *, insecure: bool, timeout_s: float) -> None:
-    """Serves the one consumer that started this process: token on stdin, address on stdout, both one line."""
-    token = sys.stdin.readline().strip()
-    with control.listen("127.0.0.1:0") as listener:
-        listener.settimeout(_FIRST_CONTACT_S)
-        print(json.dumps({"address": control.join_address(*listener.getsockname()[:2])}), flush=True)
-        sock, _ = listener.accept()
-    Producer(kit, Channel(sock, 3600.0), token, insecure=insecure, timeout_s=timeout_s).serve()
+    """Serves the one consumer that started this process."""
+    token, channel = control.greet()
+    Producer(kit, channel, token, insecure=insecure, timeout_s=timeout_s).serve()
 
 
 @contextmanager
@@ -190,31 +182,9 @@ def spawned(timeout_s: float) -> Iterator[Channel]:
     Raises:
         PeerLostError: It did not start.
     """
-    token = secrets.token_hex(16)
-    command = [sys.executable, "-m", "pdkv.bench", "--role", "producer", "--spawned", "--timeout", str(timeout_s)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(token + "\n")
-        child.stdin.flush()
-        line = child.stdout.readline()
-        if not line:
-            raise PeerLostError("the producer process ended at once", hint="its own output says why")
-        channel = control.connect(str(json.loads(line)["address"]), timeout_s)
-        try:
-            channel.ask("hello", token=token)
-            yield channel
-        finally:
-            channel.close()
-        if child.wait(timeout=30) != 0:
-            raise PeerLostError(f"the producer process ended with code `{child.returncode}`")
-    finally:
-        child.stdin.close()
-        child.stdout.close()
-        if child.poll() is None:
-            child.kill()
-            child.wait()
+    arguments = ["-m", "pdkv.bench", "--role", "producer", "--spawned", "--timeout", str(timeout_s)]
+    with control.spawned(arguments, timeout_s, "the producer process") as channel:
+        yield channel
 
 
 @contextmanager

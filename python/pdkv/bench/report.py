@@ -62,12 +62,21 @@ VARIED: tuple[Column, ...] = (
     Column("burst", lambda row: str(row.burst)),
 )
 _PLACE_OF_VARIED = 3
+# Shown behind the ratio if other programs took part: how many times their rate pdkv reached.
+AGAINST_PEERS = Column("pdkv is", lambda row: "-" if row.kind == "pdkv" else f"{_limited(row.pdkv_ratio, 2)}x")
+_PLACE_OF_PEERS = [column.title for column in COLUMNS].index("ratio") + 1
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
     """Gives the columns that tell these rows apart, and all the others."""
     varied = [column for column in VARIED if len({column.cell(row) for row in rows}) > 1]
-    return [*COLUMNS[:_PLACE_OF_VARIED], *varied, *COLUMNS[_PLACE_OF_VARIED:]]
+    peers = [AGAINST_PEERS] if any(row.kind == "peer" for row in rows) else []
+    first, middle, last = (
+        COLUMNS[:_PLACE_OF_VARIED],
+        COLUMNS[_PLACE_OF_VARIED:_PLACE_OF_PEERS],
+        COLUMNS[_PLACE_OF_PEERS:],
+    )
+    return [*first, *varied, *middle, *peers, *last]
 
 
 def noisy(row: Row) -> bool:
@@ -112,7 +121,17 @@ def as_text(rows: Sequence[Row], width: int | None = None) -> str:
     columns = columns_of(rows) if width is None else fitting(rows, width, titles_wrap=False)
     lines = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
     left = sum(column.title in LEFT for column in columns)
-    return "\n".join([align(lines, left), *omission(rows, columns)])
+    return "\n".join([align(lines, left), *omission(rows, columns), *notes(rows)])
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Says what the rows ride on where that is not plain, what differs in them, and why one has no rate."""
+    said = {
+        f"{row.kind} {row.op}, {format_size(row.block_bytes)}: {row.note}"
+        for row in rows
+        if row.note and (row.kind != "pdkv" or row.transport == "ucx")
+    }
+    return sorted(said)
 
 
 def omission(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -172,7 +191,7 @@ def print_rich(rows: Sequence[Row]) -> None:
         style = "bold red" if row.wrong else "dim" if row.kind == "limit" else None
         table.add_row(*(column.cell(row) for column in columns), style=style)
     console.print(table)
-    for line in omission(rows, columns):
+    for line in (*omission(rows, columns), *notes(rows)):
         console.print(line, style="dim")
 
 

@@ -16,9 +16,9 @@ class Row:
     """One line of a report. GB are 10^9 bytes; times are microseconds; rates are those of the median iteration.
 
     Attributes:
-        kind: `pdkv`, or `limit` for the smallest loop that does the same.
+        kind: `pdkv`; `limit` for the smallest loop that does the same; `peer` for another program that does.
         transport: The path that was taken.
-        op: `pull`, `push`, `read`, `write`; for a limit what it loops over.
+        op: `pull`, `push`, `read`, `write`; for the others what they are.
         model: The preset, `custom` or `raw`.
         block_bytes: Bytes of one page: one block in one layer.
         num_blocks: Pages moved per iteration.
@@ -50,6 +50,8 @@ class Row:
         block_tokens: Tokens per block.
         burst: Transfers in flight at once.
         foreign_cores: Median load of other processes before the iterations; `None` if it was not watched.
+        pdkv_ratio: How many times the rate of this row pdkv's own row has; `None` where there is no rate.
+        note: What the path rides on, what this row does differently, or why it has no rate.
     """
 
     kind: str
@@ -86,6 +88,8 @@ class Row:
     block_tokens: int
     burst: int
     foreign_cores: float | None
+    pdkv_ratio: float | None
+    note: str
 
     def to_json(self) -> dict[str, object]:
         """Gives plain values, in the order of the attributes."""
@@ -103,64 +107,80 @@ def rate(total_bytes: int, seconds: Sequence[float]) -> float:
     return total_bytes / statistics.median(seconds) / 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was measured in turn with pdkv: a limit or a peer. Without `seconds` it could not be; `note` says why."""
+
+    kind: str
+    name: str
+    seconds: Sequence[float]
+    wrong: int = 0
+    note: str = ""
+
+
 def make_rows(
     case: Case,
     timings: Sequence[Timing],
     wrong: int,
-    limit: tuple[str, Sequence[float], int] | None,
+    beside: Sequence[Beside],
     versions: dict[str, str],
     loads: Sequence[float],
 ) -> list[Row]:
-    """Makes the row of a case and that of its limit (name, seconds, wrong bytes), if there is one."""
-    limit_rate = rate(case.total_bytes, limit[1]) if limit else None
-    foreign = round(statistics.median(loads), 2) if loads else None
-    row = _row(case, "pdkv", case.op, timings, wrong, limit_rate, versions, foreign)
-    if limit is None:
-        return [row]
-    name, seconds, limit_wrong = limit
-    bare = [Timing(s, 0.0, 0.0, s * 1e6, 0.0, 0, case.pages, timings[0].path) for s in seconds]
-    return [row, _row(case, "limit", name, bare, limit_wrong, limit_rate, versions, foreign)]
+    """Makes the row of a case and those of what was measured beside it; the first limit is the limit of all."""
+    limit = next((rate(case.total_bytes, one.seconds) for one in beside if one.kind == "limit" and one.seconds), None)
+    reached = rate(case.total_bytes, [timing.seconds for timing in timings])
+    common = _Common(case, limit, reached, versions, round(statistics.median(loads), 2) if loads else None)
+    rows = [_row(common, "pdkv", case.op, timings, wrong, timings[-1].detail)]
+    for one in beside:
+        path, pages = timings[0].path, case.pages
+        bare = [Timing(s, 0.0, 0.0, s * 1e6, 0.0, 0, pages, path) for s in one.seconds]
+        rows.append(_row(common, one.kind, one.name, bare, one.wrong, one.note, path))
+    return rows
 
 
-def _row(
-    case: Case,
-    kind: str,
-    op: str,
-    timings: Sequence[Timing],
-    wrong: int,
-    limit_rate: float | None,
-    versions: dict[str, str],
-    foreign: float | None,
-) -> Row:
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What the rows of one case share."""
+
+    case: Case
+    limit: float | None
+    pdkv: float
+    versions: dict[str, str]
+    foreign: float | None
+
+
+def _row(common: _Common, kind: str, op: str, timings: Sequence[Timing], wrong: int, note: str, path: str = "") -> Row:
+    case = common.case
     seconds = [timing.seconds for timing in timings]
-    plan, post, wire = ([getattr(t, what) for t in timings] for what in ("plan_us", "post_us", "wire_us"))
-    reached = rate(case.total_bytes, seconds)
+    reached = rate(case.total_bytes, seconds) if seconds else 0.0
+    plan, post, wire = ([getattr(t, what) for t in timings] or [0.0] for what in ("plan_us", "post_us", "wire_us"))
+    times = seconds or [0.0]
     return Row(
         kind=kind,
-        transport=",".join(sorted({timing.path for timing in timings})),
+        transport=",".join(sorted({timing.path for timing in timings})) or path,
         op=op,
         model=case.geometry.name,
         block_bytes=case.page_bytes,
         num_blocks=case.pages,
         total_bytes=case.total_bytes,
         gb_per_s=round(reached, 3),
-        limit_gb_per_s=None if limit_rate is None else round(limit_rate, 3),
-        ratio=None if limit_rate is None else round(reached / limit_rate, 3),
+        limit_gb_per_s=None if common.limit is None else round(common.limit, 3),
+        ratio=None if common.limit is None or not seconds else round(reached / common.limit, 3),
         wrong=wrong,
-        staged_bytes=max(timing.staged_bytes for timing in timings),
-        p50_us=round(statistics.median(seconds) * 1e6, 1),
-        p99_us=round(percentile(seconds, 0.99) * 1e6, 1),
+        staged_bytes=max((timing.staged_bytes for timing in timings), default=0),
+        p50_us=round(statistics.median(times) * 1e6, 1),
+        p99_us=round(percentile(times, 0.99) * 1e6, 1),
         plan_us=round(statistics.fmean(plan), 1),
         post_us=round(statistics.fmean(post), 1),
         seed=case.seed,
-        versions=versions,
+        versions=common.versions,
         requested=case.transport,
-        avg_us=round(statistics.fmean(seconds) * 1e6, 1),
+        avg_us=round(statistics.fmean(times) * 1e6, 1),
         plan_p99_us=round(percentile(plan, 0.99), 1),
         post_p99_us=round(percentile(post, 0.99), 1),
         tx_us=round(statistics.fmean(wire), 1),
         tx_p99_us=round(percentile(wire, 0.99), 1),
-        runs=timings[-1].runs,
+        runs=timings[-1].runs if timings else 0,
         iters=len(timings),
         threads=case.threads,
         streams=case.streams,
@@ -169,5 +189,7 @@ def _row(
         memory=case.where,
         block_tokens=case.block_tokens,
         burst=case.requests,
-        foreign_cores=foreign,
+        foreign_cores=common.foreign,
+        pdkv_ratio=round(common.pdkv / reached, 3) if reached else None,
+        note=note,
     )

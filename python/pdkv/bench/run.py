@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdkv.bench import cli, control, floors, host, latency, plot, producer, report
+from pdkv.bench import cli, control, floors, host, latency, plot, producer, report, ucxx_peer
 from pdkv.bench.cases import Case
 from pdkv.bench.latency import Figure
 from pdkv.bench.measure import Bench
@@ -52,6 +52,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("`--listen` needs `--role producer`")
     if args.role != "consumer" and args.connect is not None:
         raise ConfigError("`--connect` needs `--role consumer`")
+    if unknown := [name for name in args.compare if name not in cli.PEERS]:
+        raise ConfigError(f"`{unknown[0]}` is no program to compare with", hint=f"use {', '.join(cli.PEERS)}")
+    if args.compare and (args.mode == "latency" or args.suite is not None):
+        raise ConfigError("`--compare` has rates; leave it out with `--mode latency` and with `--suite`")
+    if args.compare:
+        ucxx_peer.check()
     if args.plot is not None:
         if args.mode == "latency":
             raise ConfigError("`--plot` draws rates; leave it out with `--mode latency`")
@@ -165,6 +171,7 @@ def _made(args: argparse.Namespace, kit: Toolkit, channel: control.Channel) -> B
         iters=args.iters,
         warmup=args.warmup,
         limits=not args.no_limit,
+        compare=tuple(args.compare),
         insecure=args.insecure,
         timeout_s=args.timeout,
         quiet_wait_s=args.quiet_wait,

@@ -33,6 +33,7 @@ class Timing:
     staged_bytes: int
     runs: int
     path: str
+    detail: str = ""
 
     @classmethod
     def from_json(cls, value: object) -> Timing:
@@ -83,6 +84,7 @@ class Side:
             tcp_streams=case.streams,
             insecure=insecure,
             lease_s=timeout_s,
+            **(case.ucx.engine_options(kit.pdkv) if case.transport == "ucx" else {}),
         )
         try:
             self.pages = Pages(case, self.engine)
@@ -187,6 +189,7 @@ class Side:
             staged_bytes=sum(stat.staged_bytes for stat in stats),
             runs=sum(stat.runs for stat in stats),
             path=",".join(paths),
+            detail="; ".join(sorted({str(transfer.path.detail) for transfer in transfers})),
         )
 
     def _posts(self, wanted: Sequence[str]) -> list[Callable[[], Any]]:

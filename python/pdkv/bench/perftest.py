@@ -1,0 +1,195 @@
+"""UCX's own benchmark, `ucx_perftest`, as a row: two processes of it on loopback, one message per block.
+
+Knows the program's options and output, no engine. What it does differently from any cache: it moves one and
+the same block again and again, which stays in the processor's cache, and checks no byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdkv.errors import PdkvError, UnsupportedError
+
+_MIB = 1 << 20
+_WARMUP = 64
+_STARTS_S = 10.0
+_FIELDS = ("iterations", "avg_bw", "overall_bw", "overall_mr")
+_HINT = "install it: `apt-get install ucx-utils` on Debian and Ubuntu; the `libucx` wheels have one too"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One copy of the program, with what it needs around it to run with its own libraries."""
+
+    path: Path
+    version: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run of the program says at its end."""
+
+    messages: int
+    bytes_per_s: float
+
+
+def find(library: Path | None) -> Tool:
+    """Finds the program that belongs to a UCX library; if none does, the system's.
+
+    Args:
+        library: The `libucp` that pdkv uses; `None` if that is not known.
+
+    Raises:
+        UnsupportedError: There is none; the hint says what to install.
+    """
+    if library is not None:
+        # In a wheel `libucx/bin/ucx_perftest` does not know that its libraries are in `libucx/lib`.
+        beside = library.parent.parent / "bin" / "ucx_perftest"
+        if beside.is_file() and library.parent.name == "lib" and library.parent.parent.name == "libucx":
+            environment = {"LD_LIBRARY_PATH": str(library.parent)}
+            return Tool(beside, _version(beside.with_name("ucx_info"), environment), environment)
+    found = shutil.which("ucx_perftest")
+    if found is None:
+        raise UnsupportedError("`ucx_perftest` is not on this machine", hint=_HINT)
+    return Tool(Path(found), _version(Path(found).with_name("ucx_info"), {}))
+
+
+def _version(info: Path, environment: Mapping[str, str]) -> str:
+    """Asks a copy's `ucx_info` for its version; empty where that doesn't work."""
+    try:
+        told = subprocess.run(
+            [info, "-v"], env={**os.environ, **environment}, capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"[Vv]ersion:? (\d+\.\d+\.\d+)", told)
+    return found[1] if found else ""
+
+
+def parse(text: str) -> Result:
+    """Reads the program's output of `-f -v`: a line of names, a line of numbers.
+
+    Raises:
+        PdkvError: That is not what the program wrote; the message shows what it was.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    for head, values in itertools.pairwise(lines):
+        names = head.split(",")
+        if not set(_FIELDS) <= set(names):
+            continue
+        numbers = values.split(",")
+        if len(numbers) == len(names):
+            named = dict(zip(names, numbers, strict=True))
+            with contextlib.suppress(ValueError):
+                return Result(int(named["iterations"]), float(named["overall_bw"]) * _MIB)
+    raise PdkvError(f"`ucx_perftest` gave no result: {_complaint(text)}")
+
+
+def _complaint(text: str) -> str:
+    """Finds what the program complained about in what it wrote, without its prefixes."""
+    complaints = [line.partition("ERROR")[2].strip() for line in text.splitlines() if " ERROR " in line]
+    rest = [line.strip() for line in text.splitlines() if line.strip()]
+    return complaints[0] if complaints else rest[-1][:200] if rest else "it wrote nothing"
+
+
+def arguments(test: str, message_bytes: int, messages: int, window: int) -> list[str]:
+    """Writes the options of a run: registered memory, at most `window` messages under way, numbers only."""
+    sizes = ["-s", str(message_bytes), "-n", str(messages), "-w", str(min(_WARMUP, messages)), "-O", str(window)]
+    return ["-t", test, *sizes, "-z", "-f", "-v"]
+
+
+def settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Writes UCX's settings as the environment of a run.
+
+    Its buffers are made what a KV cache is: memory that UCX did not allocate. Left alone it takes shared memory
+    and measures the copy inside one process.
+    """
+    return {"UCX_ALLOC_PRIO": "mmap", "UCX_WARN_UNUSED_ENV_VARS": "n"} | {f"UCX_{key}": given[key] for key in given}
+
+
+def run(
+    tool: Tool, test: str, message_bytes: int, messages: int, window: int, given: Mapping[str, str], timeout_s: float
+) -> Result:
+    """Runs the program once against itself over loopback.
+
+    Args:
+        tool: Which copy.
+        test: The program's name for what to do, such as `ucp_put_bw`.
+        message_bytes: Bytes of a message.
+        messages: How many.
+        window: Most messages under way.
+        given: UCX settings without their prefix, such as `{"TLS": "tcp"}`.
+        timeout_s: Deadline.
+
+    Raises:
+        PdkvError: It failed or took too long; the message is its own.
+    """
+    environment = {**os.environ, **settings(given), **tool.environment}
+    with _server(tool, environment) as port:
+        command = [str(tool.path), "127.0.0.1", "-p", str(port), *arguments(test, message_bytes, messages, window)]
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise PdkvError(f"`ucx_perftest` did not end within `{timeout_s:g}` s") from error
+    return parse(done.stdout)
+
+
+@contextmanager
+def _server(tool: Tool, environment: Mapping[str, str]) -> Iterator[int]:
+    """Runs the passive process on a free port, until it has served one run or the context ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    server = subprocess.Popen(
+        [tool.path, "-p", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _await_listener(server, port)
+        yield port
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=1)
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+
+
+def _await_listener(server: subprocess.Popen[bytes], port: int) -> None:
+    """Waits until the server listens. It serves the first connection it gets: trying to connect is no way to ask."""
+    end = time.monotonic() + _STARTS_S
+    while server.poll() is None and time.monotonic() < end:
+        if _listens(port):
+            return
+        time.sleep(0.005)
+    raise PdkvError(f"the server of `ucx_perftest` does not listen on port `{port}`")
+
+
+def _listens(port: int) -> bool:
+    """Says whether some process of this host listens on a TCP port, from the kernel's table."""
+    wanted = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                if local.endswith(wanted) and state == "0A":
+                    return True
+    return False

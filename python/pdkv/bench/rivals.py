@@ -1,0 +1,139 @@
+"""What is measured beside pdkv in a case: the limit of its path, and the peers that were asked for.
+
+One that cannot take part, or fails, keeps its row and says there why; it never ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pdkv.bench import control, perftest, ucxx_peer
+from pdkv.bench.control import Channel
+from pdkv.bench.limits import Rival, limit_for
+from pdkv.bench.rows import Beside
+from pdkv.bench.side import Side, Toolkit
+from pdkv.errors import PdkvError
+
+_FEWEST_MESSAGES = 64
+_MOST_BYTES = 1 << 30
+_PERFTEST_S = 60.0
+
+
+@dataclass
+class Entry:
+    """One rival in a case and what was measured of it."""
+
+    kind: str
+    name: str
+    note: str = ""
+    rival: Rival | None = None
+    seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+    def turn(self, stamp: int, *, counts: bool) -> None:
+        """Fills, moves and checks once; with `counts` the time is kept."""
+        if self.rival is None:
+            return
+        try:
+            self.rival.fill(stamp)
+            seconds = self.rival.run()
+            if self.rival.checked:
+                self.wrong += self.rival.count_wrong(stamp)
+        except PdkvError as error:
+            if self.kind == "limit":
+                raise
+            self._drop(error)
+            return
+        if counts:
+            self.seconds.append(seconds)
+
+    def close(self) -> None:
+        """Gives back what it holds; idempotent."""
+        if self.rival is not None:
+            self.note = self.rival.note
+            self.rival.close()
+            self.rival = None
+
+    def beside(self) -> Beside:
+        """Gives what a row is made from."""
+        return Beside(self.kind, self.name, self.seconds, self.wrong, self.note)
+
+    def _drop(self, error: PdkvError) -> None:
+        self.close()
+        self.seconds.clear()
+        self.note = str(error)
+
+
+class Perftest(Rival):
+    """`ucx_perftest` with messages of one page, as many as the case has pages or a gigabyte of them."""
+
+    kind = "peer"
+    checked = False
+
+    def __init__(self, side: Side, producer: Channel, test: str, library: Path | None) -> None:
+        """Finds the program.
+
+        Raises:
+            UnsupportedError: There is none.
+        """
+        super().__init__(side, producer)
+        self._tool, self._test = perftest.find(library), test
+        self.name = f"ucx_perftest {test}"
+        self.note = f"UCX {self._tool.version}, one block again and again, its bytes are not checked"
+
+    def fill(self, stamp: int) -> None:
+        """Has nothing to fill: the program moves what its memory holds."""
+
+    def run(self) -> float:
+        """Runs it; gives the seconds that all pages of the case would have taken at its rate.
+
+        Raises:
+            PdkvError: It failed.
+        """
+        case = self.side.case
+        messages = max(_FEWEST_MESSAGES, min(case.pages, _MOST_BYTES // case.page_bytes))
+        given, window = case.ucx.settings, case.ucx.window
+        result = perftest.run(self._tool, self._test, case.page_bytes, messages, window, given, _PERFTEST_S)
+        return case.total_bytes / result.bytes_per_s
+
+
+def perftest_name(op: str, detail: str) -> str:
+    """Chooses the test that does what pdkv did: by op, and by what its path says it rides on."""
+    if not detail.startswith("put/get"):
+        return "ucp_am_bw"
+    return "ucp_get" if op in ("pull", "read") else "ucp_put_bw"
+
+
+class Wanted(Protocol):
+    """What a run wants beside pdkv, and what to make it with."""
+
+    kit: Toolkit
+    producer: Channel
+    limits: bool
+    compare: tuple[str, ...]
+    timeout_s: float
+
+
+def entries(path: str, detail: str, wanted: Wanted, side: Side, opened: control.Message) -> list[Entry]:
+    """Sets up what is measured beside a case on this path; the limit first."""
+    found = []
+    case, producer = side.case, wanted.producer
+    if wanted.limits and (limit := limit_for(path, wanted.kit.native, side, wanted.producer, opened)) is not None:
+        found.append(Entry(limit.kind, limit.name, rival=limit))
+    if wanted.limits and path == "ucx":
+        test = perftest_name(case.op, detail)
+        found.append(_entry("peer", f"ucx_perftest {test}", lambda: Perftest(side, producer, test, case.ucx.path)))
+    if "ucxx" in wanted.compare:
+        found.append(_entry("peer", ucxx_peer.Ucxx.name, lambda: ucxx_peer.Ucxx(side, producer, wanted.timeout_s)))
+    return found
+
+
+def _entry(kind: str, name: str, make: Callable[[], Rival]) -> Entry:
+    """Makes a rival; if that is not possible the entry says why."""
+    try:
+        return Entry(kind, name, rival=make())
+    except PdkvError as error:
+        return Entry(kind, name, note=str(error))

@@ -1,0 +1,3 @@
+class Array:
+    def __init__(self, array):
+        self.view = memoryview(array)
