@@ -13,6 +13,7 @@ LINE = ["pdkv-core", "pdkv-device", "pdkv-ucx", "pdkv-engine", "pdkv-store", "pd
 OUTSIDE = {
     "pdkv-core": {"blake3", "prost", "serde", "serde_json"},
     "pdkv-device": {"libc", "rustix"},
+    "pdkv-ucx": {"libc", "tracing"},
     "pdkv-engine": {"getrandom", "mio", "rustix", "tracing"},
     "pdkv-py": {"pyo3"},
 }
@@ -24,6 +25,7 @@ FORBID_UNSAFE = ["pdkv-core", "pdkv-engine"]
 FOREIGN_WORDS = {
     "pdkv-core": ["std::net", "std::thread", "std::fs", "Instant::now", "SystemTime::now", "getrandom", "pyo3"],
     "pdkv-device": ["pyo3", "std::net"],
+    "pdkv-ucx": ["pyo3", "std::net", "pdkv_core::plan", "BlockTable", "KvLayout"],
     "pdkv-engine": ["pyo3"],
 }
 

@@ -1,0 +1,132 @@
+//! A UCX context: the transports and devices of one configuration, shared by workers of several threads.
+//!
+//! It is opened with one-sided copies, active messages and wake-up; tags, streams and atomics are left out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pdkv_core::Result;
+use pdkv_device::HostRegion;
+
+use crate::abi::constants::*;
+use crate::abi::{Zeroed, ucp_context_h, ucp_params_t};
+use crate::library::Library;
+use crate::memory::MemoryHandle;
+use crate::print::printed;
+use crate::resource::{self, Resource};
+use crate::settings::{Setting, Settings};
+use crate::{fork, log, status};
+
+/// An open context. Cloning is cheap; the last clone, worker or memory handle that goes cleans it up.
+#[derive(Clone)]
+pub struct Context(Arc<Opened>);
+
+struct Opened {
+    handle: ucp_context_h,
+    library: Library,
+    resources: Vec<Resource>,
+    settings: Vec<Setting>,
+}
+
+// SAFETY: the context is opened with `mt_workers_shared`, which makes UCX lock every call that takes a context;
+// the other fields never change.
+unsafe impl Send for Opened {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Opened {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("library", &self.0.library)
+            .field("resources", &self.0.resources)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// Opens a context of `library`.
+    ///
+    /// # Errors
+    /// `Config` for a setting that UCX refuses; `Unsupported` when no transport is left, or in a forked child.
+    pub fn open(library: &Library, settings: &Settings) -> Result<Self> {
+        fork::check("open UCX")?;
+        fork::watch();
+        let ucp = library.ucp();
+        let mut config = std::ptr::null_mut();
+        log::take_last();
+        // SAFETY: null takes the prefix `UCX_` and no file; the pointer is ours to fill.
+        let read = unsafe { (ucp.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
+        status::check("configure UCX", read)?;
+        let applied = settings.apply(library, config);
+        let mut params = ucp_params_t::zeroed();
+        params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
+        params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+        params.mt_workers_shared = 1;
+        params.name = c"pdkv".as_ptr();
+        let mut handle = std::ptr::null_mut();
+        let opened = applied.and_then(|settings| {
+            log::take_last();
+            // SAFETY: a zeroed struct with the fields that its mask names, a live configuration, a place for the handle.
+            let init = unsafe { (ucp.ucp_init_version)(1, 13, &raw const params, config, &raw mut handle) };
+            status::check("open UCX", init).map(|()| settings)
+        });
+        // SAFETY: read above and released once, whatever became of it.
+        unsafe { (ucp.ucp_config_release)(config) };
+        let settings = opened?;
+        // SAFETY: a live context, and a stream that lives through the call.
+        let print = printed(|stream| unsafe { (ucp.ucp_context_print_info)(handle, stream) });
+        let resources = resource::in_print(&print.unwrap_or_default());
+        Ok(Self(Arc::new(Opened {
+            handle,
+            library: library.clone(),
+            resources,
+            settings,
+        })))
+    }
+
+    /// The copy of UCX it runs on.
+    pub fn library(&self) -> &Library {
+        &self.0.library
+    }
+
+    /// What it can use; empty when UCX's print can't be read.
+    pub fn resources(&self) -> &[Resource] {
+        &self.0.resources
+    }
+
+    /// Whether an RDMA adapter is among them.
+    pub fn has_rdma(&self) -> bool {
+        self.0.resources.iter().any(Resource::is_rdma)
+    }
+
+    /// Every default of ours and every wish of the caller, as resolved.
+    pub fn settings(&self) -> &[Setting] {
+        &self.0.settings
+    }
+
+    /// Registers a region for one-sided copies and messages. With an RDMA adapter this pins its pages.
+    ///
+    /// # Errors
+    /// `Capacity` when the memory can't be pinned (`ulimit -l`), `Unsupported` in a forked child.
+    pub fn map(&self, region: &Arc<HostRegion>) -> Result<Arc<MemoryHandle>> {
+        MemoryHandle::map(self, region)
+    }
+
+    pub(crate) fn handle(&self) -> ucp_context_h {
+        self.0.handle
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if fork::forked() {
+            return;
+        }
+        // SAFETY: opened once; workers and memory handles hold clones of the context, so none is left.
+        unsafe { (self.library.ucp().ucp_cleanup)(self.handle) };
+    }
+}

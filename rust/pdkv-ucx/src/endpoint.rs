@@ -1,0 +1,319 @@
+//! One connection of a worker to another: one-sided copies, messages, flush, close, and how it failed.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use crate::abi::constants::*;
+use crate::abi::{Zeroed, ucp_callback, ucp_ep_h, ucp_ep_params_t, ucp_request_param_t, ucs_status_t};
+use crate::memory::{Access, MemoryHandle};
+use crate::remote::RemoteKey;
+use crate::sealed::{self, Kind};
+use crate::tally::{Tally, operation_done};
+use crate::worker::WorkerCore;
+use crate::{guard, log, status};
+
+/// What UCX does about a peer that goes away. Both ends of a connection should use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorMode {
+    /// It may not notice. Every lane is allowed; destroying the worker is the way out.
+    None,
+    /// It completes every operation with an error. Shared memory and kernel copies are not allowed then.
+    Peer,
+}
+
+/// Which way a one-sided copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From local memory into the peer's.
+    Put,
+    /// From the peer's memory into local memory.
+    Get,
+}
+
+/// A connection. It lives until it is closed or its worker is destroyed.
+pub struct Endpoint {
+    pub(crate) core: Rc<EpCore>,
+    pub(crate) worker: Rc<WorkerCore>,
+}
+
+/// What the error callback writes to; `handle` is null once closed.
+pub(crate) struct EpCore {
+    handle: Cell<ucp_ep_h>,
+    failure: Cell<ucs_status_t>,
+}
+
+impl EpCore {
+    pub(crate) fn forget(&self) {
+        self.handle.set(std::ptr::null_mut());
+    }
+}
+
+unsafe extern "C" fn failed(argument: *mut c_void, _ep: ucp_ep_h, status: ucs_status_t) {
+    // SAFETY: the core given at creation, which the worker lists until it is destroyed.
+    let core = unsafe { &*argument.cast_const().cast::<EpCore>() };
+    guard::callback((), || {
+        if core.failure.get() == 0 {
+            core.failure.set(status);
+        }
+    });
+}
+
+impl Endpoint {
+    pub(crate) fn connect(worker: &Rc<WorkerCore>, address: &[u8], mode: ErrorMode) -> Result<Self> {
+        let handle = worker.enter("connect")?;
+        let address = sealed::open(Kind::Address, address)?;
+        let core = Rc::new(EpCore {
+            handle: Cell::new(std::ptr::null_mut()),
+            failure: Cell::new(0),
+        });
+        worker.list_endpoint(&core);
+        let mut params = ucp_ep_params_t::zeroed();
+        params.field_mask =
+            UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+        params.address = address.as_ptr().cast();
+        params.err_mode = match mode {
+            ErrorMode::None => UCP_ERR_HANDLING_MODE_NONE,
+            ErrorMode::Peer => UCP_ERR_HANDLING_MODE_PEER,
+        };
+        params.err_handler.cb = Some(failed);
+        params.err_handler.arg = Rc::as_ptr(&core).cast_mut().cast();
+        let mut ep = std::ptr::null_mut();
+        log::take_last();
+        // SAFETY: a live worker; the address is whole by its checksum and padded; the callback's argument lives as
+        // long as the worker, which lists it.
+        let created = unsafe { (worker.library().ucp().ucp_ep_create)(handle, &raw const params, &raw mut ep) };
+        status::check("connect", created).map_err(|error| error.with("peer_ucx", address.version))?;
+        core.handle.set(ep);
+        Ok(Self {
+            core,
+            worker: Rc::clone(worker),
+        })
+    }
+
+    /// How it failed, if UCX noticed. In mode `None` it may not.
+    pub fn failure(&self) -> Option<Error> {
+        let status = self.core.failure.get();
+        (status != 0).then(|| status::error("connection over UCX", status))
+    }
+
+    /// Makes a key of the peer usable. `base` and `len` are the peer's address and length of the memory.
+    ///
+    /// # Errors
+    /// `Handshake` for bytes that are no such key, or a range past the end of the address space.
+    pub fn unpack(&self, key: &[u8], base: u64, len: u64) -> Result<RemoteKey> {
+        let ep = self.enter("unpack a key")?;
+        let key = sealed::open(Kind::Key, key)?;
+        if base.checked_add(len).is_none() {
+            return Err(Error::new(
+                ErrorKind::Handshake,
+                "unpack a key",
+                format!("`{len}` bytes at `{base:#x}` pass the end of the address space"),
+            ));
+        }
+        let mut handle = std::ptr::null_mut();
+        log::take_last();
+        // SAFETY: a live endpoint; the key is whole by its checksum and padded.
+        let unpacked =
+            unsafe { (self.worker.library().ucp().ucp_ep_rkey_unpack)(ep, key.as_ptr().cast(), &raw mut handle) };
+        status::check("unpack a key", unpacked)?;
+        Ok(RemoteKey::new(handle, &self.core, &self.worker, base, len))
+    }
+
+    /// Copies `len` bytes from local memory into the peer's. Completion in the tally means that the local bytes
+    /// may change again; that they have arrived means a [`flush`](Self::flush) after it.
+    ///
+    /// # Errors
+    /// `Region` for a range that isn't inside (nothing is posted or counted); what UCX says when it fails at once
+    /// (which is counted).
+    pub fn put(
+        &self,
+        local: &Arc<MemoryHandle>,
+        local_offset: u64,
+        remote: &RemoteKey,
+        remote_offset: u64,
+        len: u64,
+        tally: &Tally,
+    ) -> Result<()> {
+        let span = Span {
+            local_offset,
+            remote_offset,
+            len,
+        };
+        self.post(Direction::Put, local, remote, &[span], tally)
+    }
+
+    /// Copies `len` bytes from the peer's memory into local memory. Completion means that they are here.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put).
+    pub fn get(
+        &self,
+        local: &Arc<MemoryHandle>,
+        local_offset: u64,
+        remote: &RemoteKey,
+        remote_offset: u64,
+        len: u64,
+        tally: &Tally,
+    ) -> Result<()> {
+        let span = Span {
+            local_offset,
+            remote_offset,
+            len,
+        };
+        self.post(Direction::Get, local, remote, &[span], tally)
+    }
+
+    /// Posts one copy per span. It stops at the first that fails at once, which is counted in the tally.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put); all spans are checked before the first is posted.
+    pub fn post(
+        &self,
+        direction: Direction,
+        local: &Arc<MemoryHandle>,
+        remote: &RemoteKey,
+        spans: &[Span],
+        tally: &Tally,
+    ) -> Result<()> {
+        let (operation, access) = match direction {
+            Direction::Put => ("put", Access::Read),
+            Direction::Get => ("get", Access::Write),
+        };
+        let ep = self.enter(operation)?;
+        self.same_worker(operation, tally)?;
+        self.checked(operation, local, remote)?;
+        for span in spans {
+            local.address_of(operation, access, span.local_offset, span.len)?;
+            remote.address_of(operation, span.remote_offset, span.len)?;
+        }
+        tally.hold(local);
+        tally.hold_key(&remote.core);
+        let key = remote.core.handle();
+        let mut param = operation_param(tally);
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+        param.memh = local.handle();
+        param.memory_type = UCS_MEMORY_TYPE_HOST;
+        let ucp = self.worker.library().ucp();
+        let last = spans.len().saturating_sub(1);
+        for (at, span) in spans.iter().enumerate().filter(|(_, span)| span.len > 0) {
+            let local = local.address_of(operation, access, span.local_offset, span.len)?;
+            let remote = remote.address_of(operation, span.remote_offset, span.len)?;
+            if at < last {
+                param.op_attr_mask |= UCP_OP_ATTR_FLAG_MULTI_SEND;
+            } else {
+                param.op_attr_mask &= !UCP_OP_ATTR_FLAG_MULTI_SEND;
+            }
+            let len = span.len as usize;
+            tally.begin();
+            let posted = match direction {
+                // SAFETY: a live endpoint and a key unpacked on it; the local range lies in a region that the tally
+                // keeps until the callback came, and the parameters name that tally.
+                Direction::Put => unsafe { (ucp.ucp_put_nbx)(ep, local, len, remote, key, &raw const param) },
+                // SAFETY: as above, and the region is writable.
+                Direction::Get => unsafe { (ucp.ucp_get_nbx)(ep, local, len, remote, key, &raw const param) },
+            };
+            tally.posted(operation, posted)?;
+        }
+        Ok(())
+    }
+
+    /// Completes in the tally once everything posted before has arrived at the peer, or failed: a flush that
+    /// succeeds proves nothing about the operations before it, which are counted each on its own.
+    ///
+    /// # Errors
+    /// What UCX says when it fails at once (which is counted).
+    pub fn flush(&self, tally: &Tally) -> Result<()> {
+        let ep = self.enter("flush")?;
+        self.same_worker("flush", tally)?;
+        tally.list();
+        let param = operation_param(tally);
+        tally.begin();
+        // SAFETY: a live endpoint; the parameters name a tally that the worker lists.
+        let posted = unsafe { (self.worker.library().ucp().ucp_ep_flush_nbx)(ep, &raw const param) };
+        tally.posted("flush", posted)
+    }
+
+    /// Flushes and closes. The tally's worker must go on being progressed until it is idle.
+    ///
+    /// # Errors
+    /// What UCX says when it fails at once (which is counted); the endpoint is closed all the same.
+    pub fn close(self, tally: &Tally) -> Result<()> {
+        let ep = self.enter("close")?;
+        self.same_worker("close", tally)?;
+        tally.list();
+        let param = operation_param(tally);
+        tally.begin();
+        self.core.forget();
+        // SAFETY: a live endpoint, which nobody finds any more; the parameters name a tally that the worker lists.
+        let posted = unsafe { (self.worker.library().ucp().ucp_ep_close_nbx)(ep, &raw const param) };
+        tally.posted("close", posted)
+    }
+
+    /// # Errors
+    /// `Closed` when it or its worker is gone, `Unsupported` in a forked child.
+    #[inline]
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<ucp_ep_h> {
+        self.worker.enter(operation)?;
+        let ep = self.core.handle.get();
+        if ep.is_null() {
+            return Err(Error::new(ErrorKind::Closed, operation, "the endpoint was closed"));
+        }
+        Ok(ep)
+    }
+
+    #[inline]
+    pub(crate) fn same_worker(&self, operation: &'static str, tally: &Tally) -> Result<()> {
+        if Rc::ptr_eq(&self.worker, &tally.worker) {
+            Ok(())
+        } else {
+            Err(stranger(operation, "tally", "worker"))
+        }
+    }
+
+    #[inline]
+    pub(crate) fn checked(&self, operation: &'static str, local: &MemoryHandle, remote: &RemoteKey) -> Result<()> {
+        if !local.context().same(self.worker.context()) {
+            return Err(stranger(operation, "memory", "context"));
+        }
+        if !Rc::ptr_eq(&remote.core.endpoint, &self.core) || remote.core.handle().is_null() {
+            return Err(stranger(operation, "key", "endpoint"));
+        }
+        Ok(())
+    }
+}
+
+/// One range of a one-sided copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where it begins in local memory.
+    pub local_offset: u64,
+    /// Where it begins in the peer's memory.
+    pub remote_offset: u64,
+    /// How many bytes it has.
+    pub len: u64,
+}
+
+#[cold]
+pub(crate) fn stranger(operation: &'static str, what: &str, owner: &str) -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        operation,
+        format!("the {what} belongs to another {owner}"),
+    )
+}
+
+/// Parameters with the callback and argument of a tally.
+#[inline]
+pub(crate) fn operation_param(tally: &Tally) -> ucp_request_param_t {
+    let mut param = ucp_request_param_t::zeroed();
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb = ucp_callback {
+        send: Some(operation_done),
+    };
+    param.user_data = tally.argument();
+    param
+}

@@ -1,0 +1,226 @@
+//! One loaded copy of UCX: its version, its file, and the tables of its functions.
+//!
+//! Where copies lie and which to prefer is `find.rs`; here one named file becomes usable or a typed refusal.
+
+use std::ffi::c_uint;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use crate::abi::{Ucp, Ucs};
+use crate::settings::Setting;
+use crate::signals::Handlers;
+use crate::symbols::{Object, file_of};
+use crate::{fork, globals, log};
+
+/// A release of UCX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// The first number.
+    pub major: u32,
+    /// The second.
+    pub minor: u32,
+    /// The third.
+    pub release: u32,
+}
+
+impl Version {
+    /// The oldest that has every function needed.
+    pub const OLDEST: Self = Self::new(1, 13, 0);
+
+    /// Makes a version.
+    pub const fn new(major: u32, minor: u32, release: u32) -> Self {
+        Self { major, minor, release }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.release)
+    }
+}
+
+/// How a copy of UCX was come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The caller or the environment named it.
+    Setting,
+    /// Somebody in this process had loaded it.
+    Process,
+    /// The dynamic linker found it: HPC-X, DOCA, a distribution.
+    System,
+    /// It comes inside an installed NIXL wheel.
+    NixlWheel,
+    /// It comes in the `libucx` wheel, which has no RDMA.
+    LibucxWheel,
+}
+
+impl Origin {
+    /// The name shown to users.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Setting => "setting",
+            Self::Process => "process",
+            Self::System => "system",
+            Self::NixlWheel => "nixl wheel",
+            Self::LibucxWheel => "libucx wheel",
+        }
+    }
+}
+
+/// A loaded copy of UCX. Cloning is cheap; the code stays loaded for the life of the process.
+#[derive(Clone)]
+pub struct Library(Arc<Loaded>);
+
+struct Loaded {
+    ucp: Ucp,
+    version: Version,
+    path: PathBuf,
+    origin: Origin,
+    globals: Vec<Setting>,
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library")
+            .field("version", &self.0.version.to_string())
+            .field("path", &self.0.path)
+            .field("origin", &self.0.origin.as_str())
+            .finish()
+    }
+}
+
+/// Every copy opened so far: a second opening gives the first's tables, and its log stays routed once.
+static OPENED: Mutex<Vec<Library>> = Mutex::new(Vec::new());
+
+impl Library {
+    /// Loads the libucp at `path`, or takes it from the process if it is loaded already.
+    ///
+    /// A bare name such as `libucp.so.0` is searched by the dynamic linker. The process's signal handlers are
+    /// left as they were, which the library's constructors wouldn't.
+    ///
+    /// # Errors
+    /// `Unsupported` when there is no such library, a function is missing, it is older than 1.13, or it can't be
+    /// loaded beside a copy that the process has.
+    pub fn open(path: &Path, origin: Origin) -> Result<Self> {
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if let Some(library) = opened.iter().find(|library| library.0.path == real) {
+            return Ok(library.clone());
+        }
+        fork::check("load UCX")?;
+        refuse_to_mix(path)?;
+        let foreign = others_have(path);
+        let handlers = Handlers::read();
+        let object = Object::open(path);
+        handlers.restore();
+        let object = object.map_err(|reason| unloadable(path, &reason))?;
+        let ucp = Ucp::resolve(&object)?;
+        let ucs = Ucs::resolve(&object)?;
+        let path = file_of(ucp.ucp_get_version as *const _).unwrap_or(real);
+        if let Some(library) = opened.iter().find(|library| library.0.path == path) {
+            return Ok(library.clone());
+        }
+        let version = version(&ucp);
+        if version < Version::OLDEST {
+            return Err(unsupported(format!("`{}` is UCX {version}", path.display()))
+                .with_hint(format!("UCX {} or newer is needed", Version::OLDEST)));
+        }
+        let mut globals = Vec::new();
+        if !foreign {
+            log::route(&ucs);
+            globals.extend(globals::without_efa(&ucs, &path));
+        }
+        let library = Self(Arc::new(Loaded {
+            ucp,
+            version,
+            path,
+            origin,
+            globals,
+        }));
+        opened.push(library.clone());
+        Ok(library)
+    }
+
+    /// Its release.
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The file of libucp, links resolved.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// How it was come by, when first opened.
+    pub fn origin(&self) -> Origin {
+        self.0.origin
+    }
+
+    /// What was set for the whole copy when it was loaded.
+    pub(crate) fn globals(&self) -> &[Setting] {
+        &self.0.globals
+    }
+
+    pub(crate) fn ucp(&self) -> &Ucp {
+        &self.0.ucp
+    }
+}
+
+fn version(ucp: &Ucp) -> Version {
+    let (mut major, mut minor, mut release): (c_uint, c_uint, c_uint) = (0, 0, 0);
+    // SAFETY: three integers of ours to write to.
+    unsafe { (ucp.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut release) };
+    Version::new(major, minor, release)
+}
+
+fn unsupported(message: String) -> Error {
+    Error::new(ErrorKind::Unsupported, "load UCX", message)
+}
+
+fn unloadable(path: &Path, reason: &str) -> Error {
+    unsupported(format!("`{}` can't be loaded: {reason}", path.display()))
+}
+
+/// Whether somebody else in the process has this very copy, whose logging isn't ours to take.
+fn others_have(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| Object::loaded(path).is_some())
+}
+
+/// The parts of UCX that libucp asks the linker for, by names that all copies but renamed ones share.
+const PARTS: [(&str, &str); 3] = [
+    ("libucs.so.0", "ucs_status_string"),
+    ("libuct.so.0", "uct_query_components"),
+    ("libucm.so.0", "ucm_mmap"),
+];
+
+/// The linker gives a second libucp the first's libucs: half one release, half another. That is found out
+/// before anything is loaded.
+fn refuse_to_mix(path: &Path) -> Result<()> {
+    let Some(folder) = path
+        .canonicalize()
+        .ok()
+        .and_then(|real| real.parent().map(Path::to_owned))
+    else {
+        return Ok(());
+    };
+    for (name, symbol) in PARTS {
+        let Ok(own) = folder.join(name).canonicalize() else {
+            continue;
+        };
+        let loaded = Object::loaded(name)
+            .and_then(|object| object.symbol(symbol))
+            .and_then(|it| file_of(it));
+        if let Some(loaded) = loaded.filter(|loaded| *loaded != own) {
+            return Err(unsupported(format!(
+                "`{}` can't be loaded beside another copy of UCX: the process has `{}` and would mix the two",
+                path.display(),
+                loaded.display()
+            ))
+            .with_hint("use the copy that the process has, or load this one first"));
+        }
+    }
+    Ok(())
+}

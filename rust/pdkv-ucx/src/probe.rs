@@ -1,0 +1,178 @@
+//! What UCX really does with a copy: asked of a put that is made for the purpose, and of the endpoint.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use crate::abi::constants::transports::UCP_EP_ATTR_FIELD_TRANSPORTS;
+use crate::abi::constants::*;
+use crate::abi::{Zeroed, ucp_callback, ucp_ep_attr_t, ucp_request_attr_t, ucp_transport_entry_t, ucs_status_t};
+use crate::endpoint::{Endpoint, operation_param};
+use crate::guard;
+use crate::memory::{Access, MemoryHandle};
+use crate::print::printed;
+use crate::remote::RemoteKey;
+use crate::resource::{self, Resource};
+use crate::status::{self, Posted};
+use crate::symbols::string;
+use crate::tally::{Tally, TallyCore};
+
+const INFO_BYTES: usize = 512;
+const MAX_LANES: usize = 64;
+
+/// What a put ran over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// UCX's own description of the protocol.
+    pub info: String,
+    /// The transports that the description names; all of the endpoint's when it names none.
+    pub transports: Vec<Resource>,
+    /// Whether UCX says that the peer's processor does the work.
+    pub emulated: bool,
+}
+
+/// A request that is to be asked before it is freed, whichever comes first: its callback or the answer.
+struct Question {
+    tally: Rc<TallyCore>,
+    done: Cell<bool>,
+    asked: Cell<bool>,
+}
+
+unsafe extern "C" fn probe_done(request: *mut c_void, status: ucs_status_t, argument: *mut c_void) {
+    // SAFETY: the count that `probe_put` leaked for this callback, taken back once.
+    let question = unsafe { Rc::from_raw(argument.cast_const().cast::<Question>()) };
+    let free = question.tally.free();
+    let asked = question.asked.get();
+    guard::callback((), || {
+        question.done.set(true);
+        question.tally.done(status);
+        drop(question);
+    });
+    if asked {
+        // SAFETY: completed and asked; freed once.
+        unsafe { free(request) };
+    }
+}
+
+impl Endpoint {
+    /// The transports and devices of its lanes, once the connection is made; empty when UCX doesn't tell.
+    pub fn resources(&self) -> Vec<Resource> {
+        let Ok(ep) = self.enter("query") else {
+            return Vec::new();
+        };
+        let ucp = self.worker.library().ucp();
+        let mut entries: [ucp_transport_entry_t; MAX_LANES] = std::array::from_fn(|_| ucp_transport_entry_t::zeroed());
+        let mut attributes = ucp_ep_attr_t::zeroed();
+        attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
+        attributes.transports.entries = entries.as_mut_ptr();
+        attributes.transports.num_entries = MAX_LANES as u32;
+        attributes.transports.entry_size = size_of::<ucp_transport_entry_t>();
+        // SAFETY: a live endpoint; the struct names an array of ours with its length. A library that doesn't know
+        // the field ignores it, and the entries stay null.
+        let queried = unsafe { (ucp.ucp_ep_query)(ep, &raw mut attributes) };
+        let count = (attributes.transports.num_entries as usize).min(MAX_LANES);
+        let mut found: Vec<Resource> = Vec::new();
+        for entry in entries.iter().take(if queried == UCS_OK { count } else { 0 }) {
+            if let (Some(transport), Some(device)) = (string(entry.transport_name), string(entry.device_name)) {
+                let resource = Resource { transport, device };
+                if !found.contains(&resource) {
+                    found.push(resource);
+                }
+            }
+        }
+        if !found.is_empty() {
+            return found;
+        }
+        // SAFETY: a live endpoint, and a stream that lives through the call.
+        let print = printed(|stream| unsafe { (ucp.ucp_ep_print_info)(ep, stream) });
+        resource::in_print(&print.unwrap_or_default())
+    }
+
+    /// Puts `len` bytes and reads back how UCX does it. The put is counted in the tally. Worth asking only after a
+    /// first flush, since the lanes change while the connection is made.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put); `Unsupported` when UCX gives no request to ask.
+    pub fn probe_put(
+        &self,
+        local: &Arc<MemoryHandle>,
+        local_offset: u64,
+        remote: &RemoteKey,
+        remote_offset: u64,
+        len: u64,
+        tally: &Tally,
+    ) -> Result<Probe> {
+        let ep = self.enter("probe")?;
+        self.same_worker("probe", tally)?;
+        self.checked("probe", local, remote)?;
+        let from = local.address_of("probe", Access::Read, local_offset, len)?;
+        let to = remote.address_of("probe", remote_offset, len)?;
+        tally.hold(local);
+        tally.hold_key(&remote.core);
+        let question = Rc::new(Question {
+            tally: Rc::clone(&tally.core),
+            done: Cell::new(false),
+            asked: Cell::new(false),
+        });
+        let mut param = operation_param(tally);
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+        param.memh = local.handle();
+        param.cb = ucp_callback { send: Some(probe_done) };
+        param.user_data = Rc::into_raw(Rc::clone(&question)).cast_mut().cast();
+        tally.begin();
+        let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
+        // SAFETY: as for `put`; the callback's argument is a count of the question that only the callback takes back.
+        let posted = unsafe { (ucp.ucp_put_nbx)(ep, from, len as usize, to, key, &raw const param) };
+        let Posted::Request(request) = status::posted(posted) else {
+            // SAFETY: the count leaked above, for which no callback comes.
+            drop(unsafe { Rc::from_raw(param.user_data.cast_const().cast::<Question>()) });
+            tally.posted("probe", posted)?;
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "probe",
+                "UCX completed the probe before it could be asked",
+            ));
+        };
+        let mut text = [0 as c_char; INFO_BYTES];
+        let mut attributes = ucp_request_attr_t::zeroed();
+        attributes.field_mask = UCP_REQUEST_ATTR_FIELD_INFO_STRING | UCP_REQUEST_ATTR_FIELD_INFO_STRING_SIZE;
+        attributes.debug_string = text.as_mut_ptr();
+        attributes.debug_string_size = INFO_BYTES;
+        // SAFETY: the request is not freed before it was asked: its callback waits for `asked`; the buffer is ours.
+        let queried = unsafe { (ucp.ucp_request_query)(request, &raw mut attributes) };
+        question.asked.set(true);
+        if question.done.get() {
+            // SAFETY: completed, and left to us by its callback; freed once.
+            unsafe { (ucp.ucp_request_free)(request) };
+        }
+        status::check("probe", queried)?;
+        text[INFO_BYTES - 1] = 0;
+        // SAFETY: zero-terminated just above.
+        let info = unsafe { CStr::from_ptr(text.as_ptr()) }
+            .to_string_lossy()
+            .trim()
+            .to_owned();
+        let lanes = self.resources();
+        let named = named(&info, &lanes);
+        Ok(Probe {
+            emulated: info.contains("software emulation"),
+            transports: if named.is_empty() { lanes } else { named },
+            info,
+        })
+    }
+}
+
+/// Those of the lanes that the description names.
+fn named(info: &str, lanes: &[Resource]) -> Vec<Resource> {
+    let words: Vec<&str> = info
+        .split(|c: char| c.is_whitespace() || "{},;|()".contains(c))
+        .collect();
+    lanes
+        .iter()
+        .filter(|lane| words.contains(&lane.to_string().as_str()))
+        .cloned()
+        .collect()
+}
