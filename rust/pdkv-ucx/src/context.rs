@@ -1,6 +1,7 @@
 //! A UCX context: the transports and devices of one configuration, shared by workers of several threads.
 //!
-//! It is opened with one-sided copies, active messages and wake-up; tags, streams and atomics are left out.
+//! It is opened for active messages and wake-up, and for one-sided copies where that is asked for; tags,
+//! streams and atomics are left out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +18,14 @@ use crate::resource::{self, Resource};
 use crate::settings::{Setting, Settings};
 use crate::{fork, log, status};
 
+/// What a context is for, besides active messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// One-sided copies. Without them a peer's puts and gets find nobody here who would carry them out in
+    /// software, so it can't have this process write wherever it likes.
+    pub one_sided: bool,
+}
+
 /// An open context. Cloning is cheap; the last clone, worker or memory handle that goes cleans it up.
 #[derive(Clone)]
 pub struct Context(Arc<Opened>);
@@ -26,6 +35,7 @@ struct Opened {
     library: Library,
     resources: Vec<Resource>,
     settings: Vec<Setting>,
+    features: Features,
 }
 
 // SAFETY: the context is opened with `mt_workers_shared`, which makes UCX lock every call that takes a context;
@@ -48,7 +58,7 @@ impl Context {
     ///
     /// # Errors
     /// `Config` for a setting that UCX refuses; `Unsupported` when no transport is left, or in a forked child.
-    pub fn open(library: &Library, settings: &Settings) -> Result<Self> {
+    pub fn open(library: &Library, settings: &Settings, features: Features) -> Result<Self> {
         fork::check("open UCX")?;
         fork::watch();
         let ucp = library.ucp();
@@ -60,7 +70,10 @@ impl Context {
         let applied = settings.apply(library, config);
         let mut params = ucp_params_t::zeroed();
         params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
-        params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+        params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+        if features.one_sided {
+            params.features |= UCP_FEATURE_RMA;
+        }
         params.mt_workers_shared = 1;
         params.name = c"pdkv".as_ptr();
         let mut handle = std::ptr::null_mut();
@@ -81,7 +94,13 @@ impl Context {
             library: library.clone(),
             resources,
             settings,
+            features,
         })))
+    }
+
+    /// What it was opened for.
+    pub fn features(&self) -> Features {
+        self.0.features
     }
 
     /// The copy of UCX it runs on.

@@ -189,7 +189,7 @@ impl Incoming {
         };
         self.body = Body::Empty;
         for piece in pieces {
-            tally.hold(&piece.memory);
+            tally.hold_piece(&piece.memory);
         }
         tally.list();
         let mut param = message_param(pieces);

@@ -5,11 +5,11 @@
 //! transfer. Every call is bounds-checked, and memory stays alive for as long as UCX may touch it. Linux only.
 //!
 //! ```no_run
-//! use pdkv_ucx::{Context, Library, Origin, Settings, Worker};
+//! use pdkv_ucx::{Context, Features, Library, Origin, Settings, Worker};
 //!
 //! # fn main() -> pdkv_core::Result<()> {
 //! let library = Library::open("libucp.so.0".as_ref(), Origin::System)?;
-//! let context = Context::open(&library, &Settings::default())?;
+//! let context = Context::open(&library, &Settings::default(), Features::default())?;
 //! let worker = Worker::create(&context)?;
 //! println!("UCX {} over {:?}", library.version(), context.resources());
 //! println!("an address of {} bytes", worker.address()?.len());
@@ -22,6 +22,7 @@
 mod abi;
 mod context;
 mod endpoint;
+pub mod find;
 mod fork;
 mod globals;
 mod guard;
@@ -42,12 +43,12 @@ mod symbols;
 mod tally;
 mod worker;
 
-pub use context::Context;
+pub use context::{Context, Features};
 pub use endpoint::{Direction, Endpoint, ErrorMode, Span};
 pub use guard::callback_panics;
 pub use inbox::{Inbox, InboxLimits, Incoming};
 pub use library::{Library, Origin, Version};
-pub use memory::{MemoryHandle, Piece};
+pub use memory::{MemoryHandle, Piece, PieceMemory};
 pub use message::{Delivery, MESSAGE_MAX_PIECES};
 pub use probe::Probe;
 pub use remote::RemoteKey;

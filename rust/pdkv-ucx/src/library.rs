@@ -123,6 +123,7 @@ impl Library {
         if let Some(library) = opened.iter().find(|library| library.0.path == path) {
             return Ok(library.clone());
         }
+        refuse_mixed(&object, &path)?;
         let version = version(&ucp);
         if version < Version::OLDEST {
             return Err(unsupported(format!("`{}` is UCX {version}", path.display()))
@@ -223,4 +224,18 @@ fn refuse_to_mix(path: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The same once more after loading: a path of the linker's may have mixed two copies that lie apart.
+fn refuse_mixed(object: &Object, libucp: &Path) -> Result<()> {
+    let libucs = object.symbol("ucs_status_string").and_then(|it| file_of(it));
+    match libucs {
+        Some(libucs) if libucs.parent() != libucp.parent() => Err(unsupported(format!(
+            "the linker gave `{}` the foreign `{}`",
+            libucp.display(),
+            libucs.display()
+        ))
+        .with_hint("look at LD_LIBRARY_PATH; one copy of UCX must supply all its parts")),
+        _ => Ok(()),
+    }
 }

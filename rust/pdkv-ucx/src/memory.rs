@@ -113,16 +113,28 @@ impl MemoryHandle {
         offset: u64,
         len: u64,
     ) -> Result<*mut c_void> {
-        if offset.checked_add(len).is_none_or(|end| end > self.region.len()) {
-            return Err(outside(operation, offset, len, self.region.len()));
-        }
-        if access == Access::Write && !self.region.writable() {
-            return Err(Error::new(ErrorKind::Region, operation, "the region is mapped to read"));
-        }
-        Ok(std::ptr::with_exposed_provenance_mut(
-            (self.region.address() + offset) as usize,
-        ))
+        address_of(&self.region, operation, access, offset, len)
     }
+}
+
+/// The address of a checked range of a region.
+#[inline]
+fn address_of(
+    region: &HostRegion,
+    operation: &'static str,
+    access: Access,
+    offset: u64,
+    len: u64,
+) -> Result<*mut c_void> {
+    if offset.checked_add(len).is_none_or(|end| end > region.len()) {
+        return Err(outside(operation, offset, len, region.len()));
+    }
+    if access == Access::Write && !region.writable() {
+        return Err(Error::new(ErrorKind::Region, operation, "the region is mapped to read"));
+    }
+    Ok(std::ptr::with_exposed_provenance_mut(
+        (region.address() + offset) as usize,
+    ))
 }
 
 /// What is about to be done to local memory.
@@ -152,13 +164,53 @@ impl Drop for MemoryHandle {
     }
 }
 
+/// The memory of a piece: known to the context, or not.
+#[derive(Clone, Debug)]
+pub enum PieceMemory {
+    /// Mapped; UCX need not look it up.
+    Mapped(Arc<MemoryHandle>),
+    /// Plain host memory; where a transport wants it registered, UCX does that for the time being.
+    Plain(Arc<HostRegion>),
+}
+
+impl PieceMemory {
+    /// The region.
+    pub fn region(&self) -> &Arc<HostRegion> {
+        match self {
+            Self::Mapped(handle) => handle.region(),
+            Self::Plain(region) => region,
+        }
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Mapped(one), Self::Mapped(two)) => Arc::ptr_eq(one, two),
+            (Self::Plain(one), Self::Plain(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn handle(&self) -> Option<&Arc<MemoryHandle>> {
+        match self {
+            Self::Mapped(handle) => Some(handle),
+            Self::Plain(_) => None,
+        }
+    }
+}
+
 /// One piece of a scattered message.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// The memory.
-    pub memory: Arc<MemoryHandle>,
+    pub memory: PieceMemory,
     /// Where in it the piece begins.
     pub offset: u64,
     /// How many bytes it has.
     pub len: u64,
+}
+
+impl Piece {
+    pub(crate) fn address(&self, operation: &'static str, access: Access) -> Result<*mut c_void> {
+        address_of(self.memory.region(), operation, access, self.offset, self.len)
+    }
 }

@@ -22,7 +22,7 @@ pub enum Delivery {
 }
 
 /// The most pieces of one message.
-pub const MESSAGE_MAX_PIECES: usize = 1024;
+pub const MESSAGE_MAX_PIECES: usize = 65536;
 
 impl Endpoint {
     /// Sends a header and the bytes of `pieces` as one message. Completion in the tally means that the pieces may
@@ -57,7 +57,7 @@ impl Endpoint {
         message.header.extend_from_slice(header);
         gather("send", &self.worker, pieces, Access::Read, &mut message.iov)?;
         for piece in pieces {
-            tally.hold(&piece.memory);
+            tally.hold_piece(&piece.memory);
         }
         tally.list();
         let mut param = message_param(pieces);
@@ -105,10 +105,14 @@ pub(crate) fn gather(
     }
     iov.clear();
     for piece in pieces {
-        if !piece.memory.context().same(worker.context()) {
+        if piece
+            .memory
+            .handle()
+            .is_some_and(|handle| !handle.context().same(worker.context()))
+        {
             return Err(stranger(operation, "memory", "context"));
         }
-        let buffer = piece.memory.address_of(operation, access, piece.offset, piece.len)?;
+        let buffer = piece.address(operation, access)?;
         iov.push(ucp_dt_iov_t {
             buffer,
             length: piece.len as usize,
@@ -141,8 +145,8 @@ fn common(pieces: &[Piece]) -> Option<&Arc<MemoryHandle>> {
     let first = &pieces.first()?.memory;
     pieces
         .iter()
-        .all(|piece| Arc::ptr_eq(&piece.memory, first))
-        .then_some(first)
+        .all(|piece| piece.memory.same(first))
+        .then(|| first.handle())?
 }
 
 /// One byte an element.

@@ -44,6 +44,14 @@ pub const DEFAULTS: &[DefaultSetting] = &[
               unexpected messages is the sender's decision and not a matter of tuning",
     },
     DefaultSetting {
+        name: "PROTO_INDIRECT_ID",
+        value: "y",
+        since: Version::OLDEST,
+        rdma_only: false,
+        why: "what a peer names in its messages is looked up in a table; otherwise, where no lost peers are watched \
+              for, it would be an address that UCX believes",
+    },
+    DefaultSetting {
         name: "IB_PCI_RELAXED_ORDERING",
         value: "try",
         since: Version::OLDEST,

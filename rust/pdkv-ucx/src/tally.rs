@@ -13,7 +13,7 @@ use pdkv_core::{Error, Result};
 use crate::abi::constants::UCS_ERR_CANCELED;
 use crate::abi::{ucp_dt_iov_t, ucs_status_ptr_t, ucs_status_t};
 use crate::guard;
-use crate::memory::MemoryHandle;
+use crate::memory::{MemoryHandle, PieceMemory};
 use crate::remote::KeyCore;
 use crate::status::{self, Posted};
 use crate::worker::{Worker, WorkerCore};
@@ -33,7 +33,7 @@ pub(crate) struct TallyCore {
     listed: Cell<bool>,
     settled: Rc<Cell<bool>>,
     free: unsafe extern "C" fn(*mut c_void),
-    memory: RefCell<Vec<Arc<MemoryHandle>>>,
+    memory: RefCell<Vec<PieceMemory>>,
     keys: RefCell<Vec<Rc<KeyCore>>>,
     #[expect(clippy::vec_box, reason = "the box is what is used again: its address goes to UCX")]
     spent: RefCell<Vec<Box<Message>>>,
@@ -110,13 +110,29 @@ impl Tally {
         Rc::as_ptr(&self.core).cast_mut().cast()
     }
 
-    /// Keeps memory alive for what is about to be posted.
+    /// Keeps mapped memory alive for what is about to be posted.
     #[inline]
     pub(crate) fn hold(&self, memory: &Arc<MemoryHandle>) {
         let mut held = self.core.memory.borrow_mut();
-        if !held.iter().rev().any(|one| Arc::ptr_eq(one, memory)) {
-            held.push(Arc::clone(memory));
+        if !held
+            .iter()
+            .rev()
+            .any(|one| one.handle().is_some_and(|one| Arc::ptr_eq(one, memory)))
+        {
+            held.push(PieceMemory::Mapped(Arc::clone(memory)));
         }
+        drop(held);
+        self.list();
+    }
+
+    /// Keeps the memory of a piece alive for what is about to be posted.
+    #[inline]
+    pub(crate) fn hold_piece(&self, memory: &PieceMemory) {
+        let mut held = self.core.memory.borrow_mut();
+        if !held.iter().rev().any(|one| one.same(memory)) {
+            held.push(memory.clone());
+        }
+        drop(held);
         self.list();
     }
 

@@ -6,7 +6,7 @@ mod common;
 
 use common::{LANES, Pair, bytes, lanes, library, memory, pattern};
 use pdkv_core::ErrorKind;
-use pdkv_ucx::{Delivery, Direction, ErrorMode, InboxLimits, Piece, Span, Tally};
+use pdkv_ucx::{Delivery, Direction, ErrorMode, InboxLimits, MemoryHandle, Piece, PieceMemory, Span, Tally};
 
 #[test]
 fn puts_and_gets_arrive() {
@@ -63,8 +63,8 @@ fn messages_scatter() {
             (Delivery::Rendezvous, 1000),
             (Delivery::Rendezvous, 65536),
         ] {
-            let piece_at = |memory: &std::sync::Arc<_>, at: u64| Piece {
-                memory: std::sync::Arc::clone(memory),
+            let piece_at = |memory: &std::sync::Arc<MemoryHandle>, at: u64| Piece {
+                memory: PieceMemory::Mapped(std::sync::Arc::clone(memory)),
                 offset: at * 100_000,
                 len: piece,
             };

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_ucx::{Context, Endpoint, ErrorMode, Library, MemoryHandle, Origin, RemoteKey, Settings, Tally, Worker};
+use pdkv_ucx::{
+    Context, Endpoint, ErrorMode, Features, Library, MemoryHandle, Origin, RemoteKey, Settings, Tally, Worker,
+};
 
 /// The lanes that every test of moving bytes runs over.
 pub(crate) const LANES: [&str; 4] = ["posix,cma", "sysv,cma", "tcp", "all"];
@@ -94,7 +96,7 @@ pub(crate) struct Pair {
 impl Pair {
     /// Connects both ways and flushes, so that the lanes are made.
     pub(crate) fn new(library: &Library, settings: &Settings, mode: ErrorMode) -> Self {
-        let context = Context::open(library, settings).unwrap();
+        let context = Context::open(library, settings, Features { one_sided: true }).unwrap();
         let (near, far) = (Worker::create(&context).unwrap(), Worker::create(&context).unwrap());
         let to_far = near.connect(&far.address().unwrap(), mode).unwrap();
         let to_near = far.connect(&near.address().unwrap(), mode).unwrap();
