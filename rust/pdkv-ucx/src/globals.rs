@@ -1,6 +1,6 @@
 //! What is set for a whole copy of UCX, right after it was loaded and before it looks for its modules.
 //!
-//! Only for copies that nobody else in the process had: their settings are their owner's.
+//! Also for a copy that somebody else in the process has, so it may only be what no owner can want otherwise.
 
 use std::path::Path;
 

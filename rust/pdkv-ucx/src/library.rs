@@ -129,11 +129,10 @@ impl Library {
             return Err(unsupported(format!("`{}` is UCX {version}", path.display()))
                 .with_hint(format!("UCX {} or newer is needed", Version::OLDEST)));
         }
-        let mut globals = Vec::new();
         if !foreign {
             log::route(&ucs);
-            globals.extend(globals::without_efa(&ucs, &path));
         }
+        let globals = globals::without_efa(&ucs, &path).into_iter().collect();
         let library = Self(Arc::new(Loaded {
             ucp,
             version,
@@ -198,13 +197,24 @@ const PARTS: [(&str, &str); 3] = [
 ];
 
 /// The linker gives a second libucp the first's libucs: half one release, half another. That is found out
-/// before anything is loaded.
+/// before anything is loaded. A copy in the global scope answers the calls even of one whose files have other names.
 fn refuse_to_mix(path: &Path) -> Result<()> {
-    let Some(folder) = path
+    let folder = path
         .canonicalize()
         .ok()
-        .and_then(|real| real.parent().map(Path::to_owned))
-    else {
+        .and_then(|real| real.parent().map(Path::to_owned));
+    let global = Object::global().symbol("ucs_status_string").and_then(|it| file_of(it));
+    let other = global.filter(|global| match &folder {
+        Some(folder) => global.parent() != Some(folder),
+        // For a bare name the linker takes the copy that bears it.
+        None => !global
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("libucs.so")),
+    });
+    if let Some(other) = other {
+        return Err(mixture(path, &other));
+    }
+    let Some(folder) = folder else {
         return Ok(());
     };
     for (name, symbol) in PARTS {
@@ -215,15 +225,19 @@ fn refuse_to_mix(path: &Path) -> Result<()> {
             .and_then(|object| object.symbol(symbol))
             .and_then(|it| file_of(it));
         if let Some(loaded) = loaded.filter(|loaded| *loaded != own) {
-            return Err(unsupported(format!(
-                "`{}` can't be loaded beside another copy of UCX: the process has `{}` and would mix the two",
-                path.display(),
-                loaded.display()
-            ))
-            .with_hint("use the copy that the process has, or load this one first"));
+            return Err(mixture(path, &loaded));
         }
     }
     Ok(())
+}
+
+fn mixture(path: &Path, other: &Path) -> Error {
+    unsupported(format!(
+        "`{}` can't be loaded beside another copy of UCX: the process has `{}` and would mix the two",
+        path.display(),
+        other.display()
+    ))
+    .with_hint("use the copy that the process has, or load this one first")
 }
 
 /// The same once more after loading: a path of the linker's may have mixed two copies that lie apart.

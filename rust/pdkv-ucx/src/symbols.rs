@@ -28,6 +28,13 @@ impl Object {
         Self::with_flags(Path::new(name), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NOLOAD).ok()
     }
 
+    /// Everything that the process has given to all: linked, preloaded, or opened with `RTLD_GLOBAL`.
+    pub(crate) fn global() -> Self {
+        Self {
+            handle: libc::RTLD_DEFAULT,
+        }
+    }
+
     fn with_flags(path: &Path, flags: c_int) -> Result<Self, String> {
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| "the path holds a zero byte".to_owned())?;
         // SAFETY: a valid C string; what the object's constructors do is the business of who named it.

@@ -2,7 +2,8 @@
 //!
 //! Two copies whose files bear UCX's plain names do not stand each other: the loader binds the second `libucp` to
 //! the `libucs` of the first, whatever the folder, and what comes of it is half of each version. A copy whose names
-//! a wheel has hashed binds to its own parts only.
+//! a wheel has hashed binds to its own parts only, unless the other is in the global scope, which no map shows:
+//! [`Library::open`](crate::Library::open) asks the loader.
 
 use std::fs;
 use std::path::{Path, PathBuf};
