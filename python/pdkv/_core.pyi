@@ -33,6 +33,7 @@ __all__ = [
     "_panic",
     "buffer_address",
     "build_info",
+    "cuda_probe",
     "dlpack_facts",
     "error_kinds",
     "limit_cma",
@@ -44,6 +45,8 @@ __all__ = [
     "plan",
     "resolve_layout",
     "simulate",
+    "ucx_candidates",
+    "ucx_probe",
 ]
 
 __version__: Final[str]
@@ -468,4 +471,7 @@ def limit_tcp_send(sockets: Sequence[int], address: int, offsets: Buffer, block_
 def limit_tcp_recv(sockets: Sequence[int], address: int, offsets: Buffer, block_bytes: int) -> float: ...
 def pattern_fill(address: int, offsets: Buffer, page_bytes: int, keys: Buffer, threads: int) -> None: ...
 def pattern_verify(address: int, offsets: Buffer, page_bytes: int, keys: Buffer, threads: int) -> list[int]: ...
+def ucx_candidates(wheels: Sequence[tuple[str, str]]) -> list[tuple[str, str, list[str], bool, str | None]]: ...
+def ucx_probe(path: str) -> dict[str, Any]: ...
+def cuda_probe() -> tuple[bool, str]: ...
 def _panic(message: str) -> None: ...

@@ -23,7 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor = commands.add_parser(
         "doctor",
         help="look at this machine and say which transports would work here",
-        description="Looks at this machine, tries every transport between two processes, and says what it found.",
+        description="Looks at this machine, tries every transport between two processes, and says what it found. "
+        "The exit code is 1 if something that pdkv cannot do without is bad, else 0, whatever the notes say.",
+    )
+    doctor.add_argument(
+        "--format", choices=("text", "json"), default="text", help="how to print it (default %(default)s)"
     )
     doctor.set_defaults(run=_doctor)
     version = commands.add_parser("version", help="show the version and how it was built")
@@ -74,13 +78,14 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> int:
+    import json
+
     from pdkv import doctor
 
-    findings = doctor.examine()
-    for finding in findings:
-        print(f"{'ok  ' if finding.good else 'note'}  {finding.subject}: {finding.text}")
-    return 0 if all(finding.good or not finding.needed for finding in findings) else 1
+    examination = doctor.examine()
+    print(json.dumps(examination.as_json(), indent=2) if args.format == "json" else examination.as_text())
+    return 0 if examination.good else 1
 
 
 def _version(_: argparse.Namespace) -> int:

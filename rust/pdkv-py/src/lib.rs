@@ -78,4 +78,6 @@ mod _core {
     use crate::stats::PyTransferStats;
     #[pymodule_export]
     use crate::transfer::PyTransfer;
+    #[pymodule_export]
+    use crate::ucx::{cuda_probe, ucx_candidates, ucx_probe};
 }

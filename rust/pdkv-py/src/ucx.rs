@@ -1,11 +1,15 @@
-//! Settings of the `ucx` transport: from `pdkv.UcxConfig` to the engine's.
+//! The `ucx` transport's settings, from `pdkv.UcxConfig` to the engine's, and what `pdkv doctor` asks about UCX.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pdkv_core::{Error, ErrorKind};
+use pdkv_device::cuda::{self, Presence};
 use pdkv_engine::UcxConfig;
+use pdkv_ucx::find::{self, Search};
+use pdkv_ucx::{Context, Features, Library, Origin, Resource, Settings, Source};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::blocks;
 use crate::enter;
@@ -34,4 +38,82 @@ pub(crate) fn config(py: Python<'_>, ucx: Option<&Bound<'_, PyAny>>) -> PyResult
         one_sided: enter::attached(py, || fields.one_sided.parse())?,
         settings: fields.settings.into_iter().collect(),
     })
+}
+
+/// One copy of UCX: origin, path, modules beside it, whether RDMA is among them, why it can't be opened here.
+type Candidate = (&'static str, String, Vec<String>, bool, Option<String>);
+
+/// The copies of UCX in the order in which an engine tries them; opens none.
+///
+/// Args:
+///     wheels: `(origin, folder)` of installed wheels, from `pdkv.wheels`.
+#[pyfunction]
+pub(crate) fn ucx_candidates(py: Python<'_>, wheels: Vec<(String, PathBuf)>) -> PyResult<Vec<Candidate>> {
+    let candidates = enter::detached(py, || {
+        let search = Search {
+            explicit: None,
+            wheels: places(wheels),
+        };
+        Ok(find::candidates(&search))
+    })?;
+    let facts = candidates.into_iter().map(|candidate| {
+        let has_rdma = candidate.has_rdma();
+        let origin = candidate.origin.as_str();
+        let path = candidate.path.display().to_string();
+        (origin, path, candidate.modules, has_rdma, candidate.refused)
+    });
+    Ok(facts.collect())
+}
+
+/// Opens the copy of UCX at `path` and says what is in it. Only for a process of its own.
+///
+/// Raises:
+///     UnsupportedError: It can't be loaded, or is too old.
+#[pyfunction]
+pub(crate) fn ucx_probe<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyDict>> {
+    let context = enter::detached(py, || {
+        let library = Library::open(path.as_ref(), Origin::Setting)?;
+        Context::open(&library, &Settings::default(), Features { one_sided: true })
+    })?;
+    let names = |resource: &Resource| (resource.transport.clone(), resource.device.clone());
+    let settings = context.settings().iter().map(|setting| {
+        let source = match &setting.source {
+            Source::Ours => "pdkv".to_owned(),
+            Source::Environment => "environment".to_owned(),
+            Source::Caller => "caller".to_owned(),
+            Source::Skipped(reason) => format!("skipped: {reason}"),
+        };
+        (setting.name.clone(), setting.value.clone(), source)
+    });
+    let facts = PyDict::new(py);
+    facts.set_item("version", context.library().version().to_string())?;
+    facts.set_item("library", context.library().path().display().to_string())?;
+    facts.set_item("transports", context.resources().iter().map(names).collect::<Vec<_>>())?;
+    facts.set_item("rdma", context.has_rdma())?;
+    facts.set_item("settings", settings.collect::<Vec<_>>())?;
+    Ok(facts)
+}
+
+/// Whether a CUDA driver is here, and which, or why not. Only for a process of its own: the driver keeps threads.
+#[pyfunction]
+pub(crate) fn cuda_probe(py: Python<'_>) -> PyResult<(bool, String)> {
+    enter::detached(py, || {
+        Ok(match cuda::probe() {
+            Presence::Absent { reason } => (false, reason),
+            Presence::Present {
+                version: (major, minor),
+                devices,
+            } => (true, format!("CUDA {major}.{minor}, devices: {devices}")),
+        })
+    })
+}
+
+/// Where wheels lie, as the search takes it. An origin that is neither is a folder of the system's.
+fn places(wheels: Vec<(String, PathBuf)>) -> Vec<(Origin, PathBuf)> {
+    let known = [Origin::NixlWheel, Origin::LibucxWheel];
+    let origin = |name: &str| known.into_iter().find(|origin| origin.as_str() == name);
+    wheels
+        .into_iter()
+        .map(|(name, folder)| (origin(&name).unwrap_or(Origin::System), folder))
+        .collect()
 }
