@@ -32,7 +32,8 @@ use crate::registry::Registry;
 use crate::suspect::{Suspects, Writer};
 use crate::transfer::TransferCore;
 use crate::transport::Work;
-use crate::transport::tcp::{Servings, Streams};
+use crate::transport::serving::Servings;
+use crate::transport::tcp::Streams;
 
 pub(crate) struct Shared {
     pub(crate) name: String,

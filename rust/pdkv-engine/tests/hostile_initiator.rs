@@ -210,7 +210,7 @@ fn altered_references_and_ranges_are_refused() {
     scene.still_serves();
 }
 
-/// A request on a data stream, as `transport/tcp/codec.rs` lays it out.
+/// A request on a data stream, as `transport/request.rs` lays it out.
 fn request(put: bool, spans: bool, transfer: u64, first: u64, units: u64, bytes: u64) -> Vec<u8> {
     let mut raw = 0x5144_4B50_u32.to_le_bytes().to_vec();
     raw.extend([u8::from(put), u8::from(spans), 0, 0]);

@@ -7,6 +7,8 @@
 //! of `pdkv-core`, which also keeps the reasons.
 
 pub(crate) mod onesided;
+pub(crate) mod request;
+pub(crate) mod serving;
 pub(crate) mod tcp;
 pub(crate) mod ucx;
 pub(crate) mod work;

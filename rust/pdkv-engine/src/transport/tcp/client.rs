@@ -10,10 +10,11 @@ use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::IoBatch;
 
-use super::codec::{MAX_SPANS, Request, Response, Target, Verb, WireSpan};
+use super::codec::Response;
 use super::socket::Socket;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
+use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
 use crate::transport::work::Program;
 use crate::transport::{Direction, Link, Work};
 

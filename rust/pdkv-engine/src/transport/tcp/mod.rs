@@ -12,5 +12,5 @@ mod server;
 mod socket;
 
 pub(crate) use client::{Dial, TcpLink};
-pub(crate) use server::{Servings, serve_stream};
+pub(crate) use server::serve_stream;
 pub(crate) use socket::{Socket, Streams};

@@ -1,80 +1,22 @@
 //! The owner's end of the data streams: one thread per stream, asleep while nothing is asked.
 //!
-//! Every request is checked against what this side granted or registered; the pages are found by
-//! our own tables. Bytes for a claim that ended meanwhile are read off the stream and dropped.
+//! Every request is checked in [`serving`](crate::transport::serving). Bytes for a claim that ended meanwhile are read off the stream and dropped.
 
-use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use pdkv_core::id::{PeerKey, TransferId};
-use pdkv_core::plan::{PageWalk, WireOrder};
-use pdkv_core::reference::ExportKind;
+use pdkv_core::id::PeerKey;
 use pdkv_core::span::Span;
-use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{HostRegion, IoBatch};
+use pdkv_core::{Error, Result};
+use pdkv_device::IoBatch;
 
-use super::codec::{MAX_MESSAGE, Request, Response, Target, Verb, WireSpan};
+use super::codec::{MAX_MESSAGE, Response};
 use super::socket::Socket;
 use crate::shared::Shared;
-
-/// A granted claim as the data streams serve it.
-pub(crate) struct Serving {
-    pub(crate) kind: ExportKind,
-    pub(crate) walk: PageWalk,
-    pub(crate) regions: Vec<Arc<HostRegion>>,
-    /// The claim is over: stop touching memory.
-    pub(crate) ended: AtomicBool,
-}
-
-impl Serving {
-    /// A granted claim that is alive.
-    fn of(shared: &Shared, peer: PeerKey, transfer: TransferId) -> Result<Self> {
-        let view = {
-            let node = &shared.lock().node;
-            let view = node.claim_view(peer, transfer).filter(|view| !view.revoked);
-            view.ok_or_else(|| node.why_ended(peer, transfer))?
-        };
-        let cache = shared.registry.cache(view.cache)?;
-        let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
-        let walk = match view.kind {
-            ExportKind::Export => PageWalk::new(&cache.layout, &view.blocks, &view.selection, order),
-            ExportKind::Offer => PageWalk::scatter(&cache.layout, &view.blocks, &view.selection, order),
-        }?;
-        Ok(Self {
-            kind: view.kind,
-            walk,
-            regions: cache.memory.clone(),
-            ended: AtomicBool::new(false),
-        })
-    }
-}
-
-/// The claims that data streams are serving, so that each is looked up and walked out only once.
-#[derive(Default)]
-pub(crate) struct Servings {
-    live: Mutex<HashMap<(PeerKey, TransferId), Arc<Serving>>>,
-}
-
-impl Servings {
-    fn find(&self, shared: &Shared, peer: PeerKey, transfer: TransferId) -> Result<Arc<Serving>> {
-        if let Some(serving) = self.live.lock().expect("no holder panics").get(&(peer, transfer)) {
-            return Ok(Arc::clone(serving));
-        }
-        let serving = Arc::new(Serving::of(shared, peer, transfer)?);
-        let mut live = self.live.lock().expect("no holder panics");
-        Ok(Arc::clone(live.entry((peer, transfer)).or_insert(serving)))
-    }
-
-    /// The claim ended: its streams stop touching memory at the next batch.
-    pub(crate) fn end(&self, peer: PeerKey, transfer: TransferId) {
-        if let Some(serving) = self.live.lock().expect("no holder panics").remove(&(peer, transfer)) {
-            serving.ended.store(true, Ordering::Release);
-        }
-    }
-}
+use crate::transport::request::{Request, Target, Verb, WireSpan};
+use crate::transport::serving::{Permit, Serving, raw_spans};
 
 /// Serves a data stream of the peer on a thread of its own.
 ///
@@ -128,11 +70,7 @@ impl Server<'_> {
         self.socket.read_exact(&mut raw, &self.never)?;
         let request = Request::decode(&raw)?;
         let outcome = match request.target {
-            Target::Claim {
-                transfer,
-                first_unit,
-                units,
-            } => self.claim(&request, transfer, first_unit, units),
+            Target::Claim { .. } => self.claim(&request),
             Target::Spans { count } => self.spans(&request, count),
         };
         match outcome {
@@ -142,64 +80,16 @@ impl Server<'_> {
         }
     }
 
-    fn claim(&mut self, request: &Request, transfer: TransferId, first: u64, units: u64) -> Result<(), Answer> {
-        let serving = self
-            .shared
-            .servings
-            .find(self.shared, self.peer, transfer)
-            .map_err(Answer::Refuse)?;
-        let allowed = match request.verb {
-            Verb::Get => ExportKind::Export,
-            Verb::Put => ExportKind::Offer,
-        };
-        if serving.kind != allowed {
-            return Err(Answer::refuse(
-                ErrorKind::Region,
-                format!("transfer `{transfer}` may not be `{:?}`", request.verb),
-            ));
-        }
-        let range = first
-            .checked_add(units)
-            .filter(|&end| end <= serving.walk.unit_count())
-            .map(|end| first..end);
-        let Some(range) = range else {
-            return Err(Answer::refuse(
-                ErrorKind::Layout,
-                format!(
-                    "units `{first}` + `{units}` exceed the `{}` of the claim",
-                    serving.walk.unit_count()
-                ),
-            ));
-        };
-        let bytes = serving.walk.unit_bytes() * units;
-        if bytes != request.bytes {
-            return Err(Answer::refuse(
-                ErrorKind::Layout,
-                format!(
-                    "units `{first}` + `{units}` are `{bytes}` bytes here, `{}` there",
-                    request.bytes
-                ),
-            ));
-        }
-        let (peer, shared) = (self.peer, self.shared);
-        let started = shared.drive(|state, _| {
-            let view = state.node.serve_started(peer, transfer);
-            view.ok_or_else(|| state.node.why_ended(peer, transfer))
-        });
-        if let Err(error) = started {
-            // It may have ended just before `find` entered it; then nobody else would take it out.
-            shared.servings.end(peer, transfer);
-            return Err(Answer::Refuse(error));
-        }
-        let outcome = self.move_units(request.verb, &serving, range, bytes);
+    fn claim(&mut self, request: &Request) -> Result<(), Answer> {
+        let mut permit = Permit::new(self.shared, self.peer, request).map_err(Answer::Refuse)?;
+        let outcome = self.move_units(request.verb, &permit.serving, permit.units.clone(), request.bytes);
         // A reader that goes away says so itself; a writer that stops halfway makes the offer useless.
-        let report = match &outcome {
-            Err(Answer::Refuse(error) | Answer::Broken(error)) if request.verb == Verb::Put => Err(error.clone()),
-            _ => Ok(()),
-        };
-        shared.drive(|state, now| state.node.serve_ended(now, peer, transfer, report));
+        if let (Verb::Put, Err(Answer::Refuse(error) | Answer::Broken(error))) = (request.verb, &outcome) {
+            permit.fail(error);
+        }
+        drop(permit);
         if request.verb == Verb::Put && outcome.is_ok() {
-            self.answer(bytes).map_err(Answer::Broken)?;
+            self.answer(request.bytes).map_err(Answer::Broken)?;
         }
         outcome
     }
@@ -223,32 +113,8 @@ impl Server<'_> {
     fn spans(&mut self, request: &Request, count: u32) -> Result<(), Answer> {
         let mut raw = vec![0; count as usize * WireSpan::SIZE];
         self.socket.read_exact(&mut raw, &self.never).map_err(Answer::Broken)?;
-        let mut found = Vec::with_capacity(count as usize);
-        let mut bytes = 0_u64;
-        for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
-            let region = self.shared.registry.raw_region(span.region).map_err(Answer::Refuse)?;
-            let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
-            if !fits {
-                return Err(Answer::refuse(
-                    ErrorKind::Region,
-                    format!(
-                        "span `{}` + `{}` is outside region `{}` of `{}` bytes",
-                        span.offset,
-                        span.len,
-                        span.region,
-                        region.len()
-                    ),
-                ));
-            }
-            bytes = bytes.saturating_add(span.len);
-            found.push((region, span.offset, span.len));
-        }
-        if bytes != request.bytes {
-            return Err(Answer::refuse(
-                ErrorKind::Layout,
-                format!("spans of `{bytes}` bytes, `{}` announced", request.bytes),
-            ));
-        }
+        let found = raw_spans(self.shared, &raw, request.bytes).map_err(Answer::Refuse)?;
+        let bytes = request.bytes;
         if request.verb == Verb::Get {
             self.answer(bytes).map_err(Answer::Broken)?;
         }
@@ -340,10 +206,4 @@ enum Answer {
     Refuse(Error),
     /// The stream is out of step and ends.
     Broken(Error),
-}
-
-impl Answer {
-    fn refuse(kind: ErrorKind, message: String) -> Self {
-        Self::Refuse(Error::new(kind, "serve", message))
-    }
 }
