@@ -16,6 +16,7 @@ use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
 use crate::suspect::Writer;
 use crate::transport::tcp::{Socket, serve_stream};
+use crate::transport::ucx;
 
 pub(crate) enum Welcome {
     /// A control channel, now known to the engine.
@@ -68,7 +69,7 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
                         token: Some(token),
                         link: None,
                         reader: Arc::clone(&reader),
-                        writer,
+                        writers: writer.into_iter().collect(),
                     },
                 );
                 state.node.peer_up(now, key, Role::Owner, established.remote_peer());
@@ -90,10 +91,11 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
     if decoder.pending() > 0 {
         return refuse("the stream sent more than its hello before it was answered");
     }
-    if hello.purpose != StreamPurpose::Data {
-        return refuse("this release serves no lanes of `ucx`");
-    }
     let stream = std::net::TcpStream::from(stream);
+    if hello.purpose == StreamPurpose::UcxLane {
+        (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
+        return ucx::serve(shared, peer, stream);
+    }
     let socket = Socket::new(OwnedFd::from(stream.try_clone().map_err(broken)?))?;
     (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
     serve_stream(shared, peer, socket)

@@ -111,6 +111,7 @@ impl Shared {
         }
         for peer in later.streams_of {
             self.streams.shut_down(peer);
+            self.lanes.end(peer);
         }
         if !later.unmapped.is_empty() {
             // Without a thread for it, it is dropped with the refused task, here.
@@ -130,10 +131,11 @@ impl Shared {
             later.unmapped.extend(link.die(error));
         }
         state.raw.peer_lost(peer, error, &self.completions);
-        match entry.writer {
-            Some(writer) if !state.node.writers_of(peer).is_empty() => state.suspects.add(peer, writer),
+        if entry.writers.is_empty() || state.node.writers_of(peer).is_empty() {
             // Whoever came over a stream is out once the stream is shut.
-            _ => state.node.writer_dead(self.clock.now(), peer),
+            state.node.writer_dead(self.clock.now(), peer);
+        } else {
+            state.suspects.add(peer, entry.writers);
         }
         later.streams_of.push(peer);
     }

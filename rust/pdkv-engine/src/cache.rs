@@ -312,6 +312,9 @@ impl KvCache {
             )
         })?;
         self.shared.drive(|state, now| state.node.withdraw_cache(now, cache.id));
+        for memory in &cache.memory {
+            self.shared.ucx.forget(memory);
+        }
         self.shared.withdraw(Withdraw {
             regions: cache.regions.clone(),
             caches: vec![cache.id],

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 pub use pdkv_core::capability::TransportKind;
 pub use pdkv_core::lane::OneSidedPolicy;
+pub use pdkv_ucx::Origin as UcxOrigin;
 use pdkv_core::{Error, ErrorKind, Result};
 
 /// Settings of one engine.
@@ -44,6 +45,8 @@ pub struct UcxConfig {
     /// The `libucp.so.0` to load and no other. Default: the first that is found in this process, on the
     /// system, or in an installed wheel.
     pub library: Option<PathBuf>,
+    /// Folders of installed wheels to search when `library` is `None`, best first. Default: none.
+    pub search: Vec<(UcxOrigin, PathBuf)>,
     /// On which carriers put and get may be used; both ends must allow it, else active messages are sent.
     /// Default: only on RDMA.
     pub one_sided: OneSidedPolicy,

@@ -27,7 +27,8 @@ use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
-use crate::transport::{Link, Way, ucx};
+use crate::transport::ucx::{self, UcxLink};
+use crate::transport::{Link, Way};
 
 /// What to look at when somebody hangs up on a hello, which shows as an end or as a reset.
 const WHO_LISTENS: &str =
@@ -45,7 +46,8 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
                 .with_hint("copies within one engine need no transport"),
         );
     }
-    let link = Arc::new(find_ways(shared, address, &established));
+    let (link, lanes) = find_ways(shared, address, &established);
+    let link = Arc::new(link);
     let adverts = Advertise {
         regions: established.remote.regions.clone(),
         caches: established.remote.caches.clone(),
@@ -64,7 +66,7 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
             token: None,
             link: Some(Arc::clone(&link)),
             reader: Arc::clone(&reader),
-            writer: None,
+            writers: Vec::new(),
         };
         state.peers.insert(key, entry);
         state.node.peer_up(now, key, Role::Initiator, established.remote_peer());
@@ -75,6 +77,9 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
     // The heartbeat runs by now: mapping much memory takes longer than a peer's patience.
     if !unmapped.is_empty() {
         link.map(&unmapped);
+    }
+    if let Some(lanes) = lanes {
+        lanes.open(shared);
     }
     link.check_alive()?;
     Ok(Peer {
@@ -173,7 +178,8 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 }
 
 /// Tries every configured transport and keeps the reasons against those that don't work.
-fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> PeerLink {
+/// What takes an exchange with the peer is left for later: then the heartbeat runs.
+fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> (PeerLink, Option<Arc<UcxLink>>) {
     let remote = &established.remote;
     let wanted = shared.config.kinds().contains(&TransportKind::Inproc);
     let inproc = if wanted {
@@ -183,12 +189,19 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     };
     let door = local_door(established);
     let process = reach_process(established, door.as_ref());
+    let key = shared.new_peer_key();
     let mut ways = Vec::new();
     let mut direct = Vec::new();
+    let mut lanes = None;
     for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
             TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
-            TransportKind::Ucx => ucx::connect(shared, established),
+            TransportKind::Ucx => {
+                UcxLink::prepare(shared, established, key, lane_dial(shared, address, established)).map(|link| {
+                    lanes = Some(Arc::clone(&link));
+                    link as Arc<dyn Link>
+                })
+            }
             _ => one_sided(shared, kind, inproc.is_some(), door.as_ref(), &process).map(|link| {
                 direct.push(Arc::clone(&link));
                 link as Arc<dyn Link>
@@ -196,8 +209,8 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
         };
         ways.push(Way { kind, link });
     }
-    PeerLink {
-        key: shared.new_peer_key(),
+    let link = PeerLink {
+        key,
         address: address.to_owned(),
         remote: Remote::new(remote.name.clone(), remote.incarnation),
         ways,
@@ -206,7 +219,8 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
         inproc,
         lost: AtomicBool::new(false),
         cause: Mutex::new(None),
-    }
+    };
+    (link, lanes)
 }
 
 /// Whether both ends were booted together; only a reason to try, never a proof.
@@ -305,6 +319,20 @@ fn tcp_link(
     Arc::new(TcpLink::new(streams, family, dial, Arc::clone(&shared.movers)))
 }
 
+/// Opens the side channel of a lane.
+fn lane_dial(shared: &Shared, address: &str, established: &Established) -> ucx::Dial {
+    let dial = TcpDial {
+        address: address.to_owned(),
+        hello: StreamHello {
+            token: established.token,
+            incarnation: shared.incarnation,
+            index: 0,
+            purpose: StreamPurpose::UcxLane,
+        },
+    };
+    Arc::new(move || dial.stream())
+}
+
 struct TcpDial {
     address: String,
     hello: StreamHello,
@@ -315,8 +343,9 @@ pub(crate) const STREAM_READY: u8 = 0xA5;
 /// Time to open one more data stream.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Dial for TcpDial {
-    fn open(&self) -> Result<Socket> {
+impl TcpDial {
+    /// A stream that the owner has taken on.
+    fn stream(&self) -> Result<TcpStream> {
         let stream = dial(&self.address, Instant::now() + STREAM_TIMEOUT)?;
         (&stream)
             .write_all(&wire::encode(&Message::StreamHello(self.hello))?)
@@ -331,7 +360,13 @@ impl Dial for TcpDial {
                 "the peer answered the stream's hello with garbage",
             ));
         }
-        Socket::new(OwnedFd::from(stream))
+        Ok(stream)
+    }
+}
+
+impl Dial for TcpDial {
+    fn open(&self) -> Result<Socket> {
+        Socket::new(OwnedFd::from(self.stream()?))
     }
 }
 

@@ -328,7 +328,8 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
         shared.hang_up(peer, &error);
     }
     shared.movers.close();
-    wait_until(patience, || shared.runs_none());
+    wait_until(patience, || shared.runs_none() && shared.lanes.none());
+    shared.ucx.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.
     shared.registry.clear();
     shared.halted.store(true, Ordering::Release);
@@ -421,6 +422,7 @@ impl Region {
                 format!("region `{}` is not registered", self.local.id),
             ));
         }
+        self.shared.ucx.forget(&self.local.memory);
         self.shared.withdraw(Withdraw {
             regions: vec![self.local.id],
             caches: Vec::new(),

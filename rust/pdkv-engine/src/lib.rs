@@ -33,7 +33,7 @@ mod transfer;
 mod transport;
 
 pub use cache::{KvCache, PullOptions};
-pub use config::{EngineConfig, OneSidedPolicy, TransportKind, UcxConfig};
+pub use config::{EngineConfig, OneSidedPolicy, TransportKind, UcxConfig, UcxOrigin};
 pub use engine::{Engine, Region, RegionDescriptor};
 pub use export::Export;
 pub use pdkv_core::capability::Require;

@@ -184,10 +184,15 @@ fn work(queue: &Queue<Arc<dyn Job>>, mut job: Arc<dyn Job>) {
 
 /// Starts a thread with a name that fits the kernel's 15 bytes.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    spawn_sized(name, 512 << 10, body)
+}
+
+/// As [`spawn`], with a stack of this many bytes.
+pub(crate) fn spawn_sized(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> Result<()> {
     let name: String = name.chars().filter(char::is_ascii).take(15).collect();
     std::thread::Builder::new()
         .name(name)
-        .stack_size(512 << 10)
+        .stack_size(stack)
         .spawn(body)
         .map(drop)
         .map_err(|error| {

@@ -106,10 +106,15 @@ impl Peer {
 
     /// Every transport of this engine: usable with this peer, or why not.
     pub fn links(&self) -> Vec<LinkInfo> {
-        let info = |way: &Way| LinkInfo {
-            transport: way.kind,
-            usable: way.link.is_ok(),
-            detail: way.link.as_ref().map_or_else(Clone::clone, |link| link.detail()),
+        let info = |way: &Way| {
+            let usable = way.link.as_ref().map_err(Clone::clone);
+            // A link may have lost what it rode on since it was found.
+            let usable = usable.and_then(|link| link.reaches(&[]).map(|()| link.detail()));
+            LinkInfo {
+                transport: way.kind,
+                usable: usable.is_ok(),
+                detail: usable.unwrap_or_else(|reason| reason),
+            }
         };
         self.link.ways.iter().map(info).collect()
     }

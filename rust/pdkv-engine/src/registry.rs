@@ -117,6 +117,14 @@ impl Registry {
             .ok_or_else(|| unknown("cache", id.0))
     }
 
+    /// Whether any region is this memory.
+    pub(crate) fn lends(&self, memory: &Arc<HostRegion>) -> bool {
+        let book = self.book.read().expect("no holder panics");
+        let kept = book.caches.values().flat_map(|cache| &cache.memory);
+        let mut regions = book.regions.values().map(|region| &region.memory).chain(kept);
+        regions.any(|lent| Arc::ptr_eq(lent, memory))
+    }
+
     /// The memory of a region that peers may read and write as they like.
     pub(crate) fn raw_region(&self, id: RegionId) -> Result<Arc<HostRegion>> {
         let region = self.region(id)?;

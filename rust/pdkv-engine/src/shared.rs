@@ -34,6 +34,7 @@ use crate::transfer::TransferCore;
 use crate::transport::Work;
 use crate::transport::serving::Servings;
 use crate::transport::tcp::Streams;
+use crate::transport::ucx::{Lanes, Runtime};
 
 pub(crate) struct Shared {
     pub(crate) name: String,
@@ -62,6 +63,9 @@ pub(crate) struct Shared {
     pub(crate) armed: AtomicU64,
     pub(crate) inbox: Inbox,
     pub(crate) streams: Streams,
+    /// UCX, as far as this engine has loaded it.
+    pub(crate) ucx: Runtime,
+    pub(crate) lanes: Lanes,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
 }
@@ -86,7 +90,7 @@ pub(crate) struct PeerEntry {
     /// The receiving half of the channel.
     pub(crate) reader: Arc<Reader>,
     /// Who may write into our memory behind our back; for accepted peers.
-    pub(crate) writer: Option<Writer>,
+    pub(crate) writers: Vec<Writer>,
 }
 
 impl PeerEntry {
@@ -150,6 +154,8 @@ impl Shared {
             armed: AtomicU64::new(u64::MAX),
             inbox: Inbox::default(),
             streams: Streams::default(),
+            ucx: Runtime::default(),
+            lanes: Lanes::default(),
             next_peer: AtomicU64::new(1),
             next_consumer: AtomicU64::new(1),
         }
@@ -349,10 +355,23 @@ impl Shared {
         let Some(entry) = state.peers.get_mut(&peer) else {
             return false;
         };
-        if entry.writer.is_none() {
-            entry.writer = find();
+        // A lane says nothing of who else may write.
+        let known = |entry: &PeerEntry| entry.writers.iter().any(|writer| !matches!(writer, Writer::Lane(_)));
+        if !known(entry) {
+            entry.writers.extend(find());
         }
-        entry.writer.is_some()
+        known(entry)
+    }
+
+    /// Remembers one more who may write for an accepted peer; `false` when the peer is lost.
+    pub(crate) fn add_writer(&self, peer: PeerKey, writer: Writer) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.peers.get_mut(&peer) else {
+            return false;
+        };
+        entry.writers.retain(|writer| !writer.is_spent());
+        entry.writers.push(writer);
+        true
     }
 
     /// Whether any of these transfers of ours is not quiesced.

@@ -10,6 +10,7 @@ use pdkv_device::Process;
 
 use crate::engine::inproc_engine;
 use crate::shared::Shared;
+use crate::transport::ucx::Control;
 
 /// How often a suspect is looked at.
 const WATCH: Duration = Duration::from_millis(100);
@@ -20,6 +21,8 @@ pub(crate) enum Writer {
     Process(Arc<Process>),
     /// An engine of this very process: out when its movers say so.
     Neighbour(Weak<Shared>),
+    /// A one-sided lane of `ucx`: out when our worker on it is destroyed.
+    Lane(Arc<Control>),
 }
 
 impl Writer {
@@ -49,19 +52,25 @@ impl Writer {
         match self {
             Self::Process(process) => !process.alive(),
             Self::Neighbour(engine) => engine.upgrade().is_none_or(|engine| !engine.runs_any(transfers)),
+            Self::Lane(lane) => lane.is_gone(),
         }
+    }
+
+    /// Whether it will never write again, whatever is granted.
+    pub(crate) fn is_spent(&self) -> bool {
+        matches!(self, Self::Lane(lane) if lane.is_gone())
     }
 }
 
 /// The lost peers whose writers are waited for.
 #[derive(Default)]
 pub(crate) struct Suspects {
-    list: Vec<(PeerKey, Writer)>,
+    list: Vec<(PeerKey, Vec<Writer>)>,
 }
 
 impl Suspects {
-    pub(crate) fn add(&mut self, peer: PeerKey, writer: Writer) {
-        self.list.push((peer, writer));
+    pub(crate) fn add(&mut self, peer: PeerKey, writers: Vec<Writer>) {
+        self.list.push((peer, writers));
     }
 
     /// When they are to be looked at.
@@ -74,9 +83,9 @@ impl Suspects {
 pub(crate) fn look(shared: &Arc<Shared>) {
     // Taken out, because a neighbour has a lock of its own and must not be asked under ours.
     let mut suspects = std::mem::take(&mut shared.lock().suspects.list);
-    suspects.retain(|(peer, writer)| {
+    suspects.retain(|(peer, writers)| {
         let transfers = shared.lock().node.writers_of(*peer);
-        let out = writer.is_out(&transfers);
+        let out = writers.iter().all(|writer| writer.is_out(&transfers));
         if out {
             shared.drive(|state, now| state.node.writer_dead(now, *peer));
         }

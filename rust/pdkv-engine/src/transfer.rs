@@ -84,7 +84,8 @@ pub struct TransferStats {
     pub bytes: u64,
     /// Contiguous copies after merging.
     pub runs: u64,
-    /// Payload bytes that pdkv copied anywhere but from source page to destination page.
+    /// Payload bytes that pdkv, or a library on its behalf, put together anywhere but in the pages of
+    /// source and destination.
     pub staged_bytes: u64,
     /// Building the plan.
     pub plan_us: f64,

@@ -66,6 +66,7 @@ pub(crate) struct Work {
     hands: AtomicUsize,
     bytes: AtomicU64,
     runs: AtomicU64,
+    staged: AtomicU64,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     mapped: OnceLock<Vec<Option<Mapped>>>,
@@ -94,6 +95,7 @@ impl Work {
             hands: AtomicUsize::new(0),
             bytes: AtomicU64::new(0),
             runs: AtomicU64::new(0),
+            staged: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             mapped: OnceLock::new(),
@@ -152,6 +154,16 @@ impl Work {
         self.runs.fetch_add(runs, Ordering::Relaxed);
     }
 
+    /// Counts bytes that were put together anywhere but in their pages.
+    pub(crate) fn add_staged(&self, bytes: u64) {
+        self.staged.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether it has failed, in anybody's hands.
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Keeps the first failure; the others are its consequences.
     pub(crate) fn fail(&self, error: Error) {
         self.failure.lock().expect("no holder panics").get_or_insert(error);
@@ -174,6 +186,7 @@ impl Work {
         self.core.edit_stats(|stats| {
             stats.bytes = bytes;
             stats.runs = self.runs.load(Ordering::Relaxed);
+            stats.staged_bytes = self.staged.load(Ordering::Relaxed);
             stats.wire_us = self.started.elapsed().as_secs_f64() * 1e6;
         });
         if self.core.stop.load(Ordering::Relaxed) && bytes < expected {

@@ -1,45 +1,221 @@
 //! `ucx`: lanes over whatever UCX reaches, RDMA above all.
+//!
+//! A lane is a pair of workers, one at each end, made for one pair of engines and for nothing else, each
+//! owned by one thread. Beside it runs a side channel, one more stream of the session, on which the two ends
+//! agree on the lane, exchange keys, and ask for payload; payload itself goes through UCX only. The end
+//! of either is the end of the lane, and destroying the worker is its fence: UCX touches no memory
+//! afterwards. What is allowed on a lane is decided in `pdkv_core::lane`; what is safe about UCX is the
+//! affair of `pdkv-ucx`.
 
-use std::sync::Arc;
+mod asks;
+mod codec;
+mod control;
+mod desk;
+mod door;
+mod lane;
+mod message;
+mod owner;
+mod puts;
+mod runtime;
+mod socket;
 
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+
+use pdkv_core::capability::Capability;
+use pdkv_core::id::PeerKey;
+use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::session::{Established, features};
+use pdkv_core::{Error, ErrorKind, Result};
 
-use super::Link;
-use crate::config::TransportKind;
+use super::{Link, Work};
+use crate::remote::RemoteRegion;
 use crate::shared::Shared;
+pub(crate) use control::{Control, Lanes};
+pub(crate) use lane::serve;
+pub(crate) use runtime::{Runtime, unwanted};
 
-/// Where the kernel lists RDMA devices.
-const DEVICES: &str = "/sys/class/infiniband";
+/// How to open one more side channel to the peer.
+pub(crate) type Dial = Arc<dyn Fn() -> Result<TcpStream> + Send + Sync>;
 
-/// Makes a lane to the peer, or says why there is none.
-pub(crate) fn connect(shared: &Arc<Shared>, established: &Established) -> Result<Arc<dyn Link>, String> {
-    if !shared.config.names(TransportKind::Ucx) && !has_devices(DEVICES) {
-        return Err("no RDMA device on this host; name `ucx` in `transports` to use it over other lanes".to_owned());
-    }
-    if established.features & features::UCX == 0 {
-        return Err("the peer's release has no lanes".to_owned());
-    }
-    Err("this release makes no lanes".to_owned())
+/// Lanes to one peer, one after the other: when one ends and the peer is still there, the next transfer
+/// makes another.
+pub(crate) struct UcxLink {
+    key: PeerKey,
+    dial: Dial,
+    state: Mutex<State>,
+    /// Held while a lane is made, so that transfers that come together make one.
+    making: Mutex<()>,
 }
 
-/// Whether a folder of devices has any.
-fn has_devices(folder: &str) -> bool {
-    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+#[derive(Default)]
+struct State {
+    lane: Option<Arc<Control>>,
+    /// What the first lane came out as. Later ones must be the same: transfers are planned for it.
+    agreed: Option<(Capability, String)>,
+    /// Why there is no lane any more, and won't be.
+    broken: Option<String>,
+    lost: bool,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl UcxLink {
+    /// A link without a lane yet, or why there can't be one.
+    pub(crate) fn prepare(
+        shared: &Shared,
+        established: &Established,
+        key: PeerKey,
+        dial: Dial,
+    ) -> Result<Arc<Self>, String> {
+        if let Some(reason) = unwanted(&shared.config) {
+            return Err(reason);
+        }
+        if established.features & features::UCX == 0 {
+            return Err("the peer's release has no lanes".to_owned());
+        }
+        Ok(Arc::new(Self {
+            key,
+            dial,
+            state: Mutex::default(),
+            making: Mutex::default(),
+        }))
+    }
 
-    #[test]
-    fn a_folder_without_entries_or_none_at_all_has_no_devices() {
-        let folder = std::env::temp_dir().join(format!("pdkv-devices-{}", std::process::id()));
-        let path = folder.to_str().unwrap();
-        assert!(!has_devices(path));
-        std::fs::create_dir(&folder).unwrap();
-        assert!(!has_devices(path));
-        std::fs::create_dir(folder.join("mlx5_0")).unwrap();
-        assert!(has_devices(path));
-        std::fs::remove_dir_all(&folder).unwrap();
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Makes the first lane. Blocks until it stands or the time for it is over; a failure is the reason that
+    /// [`reaches`](Link::reaches) gives from then on.
+    pub(crate) fn open(&self, shared: &Arc<Shared>) {
+        if let Err(error) = self.make(shared) {
+            self.state().broken = Some(reason_of(&error));
+        }
+    }
+
+    /// Makes a lane, unless one has come up meanwhile.
+    fn make(&self, shared: &Arc<Shared>) -> Result<Arc<Control>> {
+        let _making = self.making.lock().expect("no holder panics");
+        {
+            let state = self.state();
+            if let Some(lane) = state.lane.as_ref().filter(|lane| !lane.is_gone()) {
+                return Ok(Arc::clone(lane));
+            }
+            if let Some(reason) = &state.broken {
+                return Err(Error::new(ErrorKind::Unsupported, "lane", reason.clone()));
+            }
+        }
+        let control = Control::new()?;
+        shared.lanes.enter(self.key, &control)?;
+        let (ready, made) = mpsc::channel();
+        let dial = Arc::clone(&self.dial);
+        lane::initiate(shared, &control, move || dial(), ready)?;
+        let agreed = made.recv_timeout(lane::SETUP).unwrap_or_else(|_| {
+            let text = format!("no lane was made within {:?}", lane::SETUP);
+            Err(Error::new(ErrorKind::PeerUnreachable, "lane", text))
+        });
+        let mut state = self.state();
+        let outcome = agreed.and_then(|agreed| match &state.agreed {
+            _ if state.lost => Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile")),
+            Some((capability, _)) if *capability != agreed.capability => {
+                let text = format!("a new lane came out as something else: {}", agreed.detail);
+                Err(Error::new(ErrorKind::Unsupported, "lane", text))
+            }
+            _ => Ok((agreed.capability, agreed.detail)),
+        });
+        match outcome {
+            Ok(agreed) => {
+                state.agreed = Some(agreed);
+                state.lane = Some(Arc::clone(&control));
+                Ok(control)
+            }
+            Err(error) => {
+                control.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a new lane for work that found none; blocks, so on a thread of its own.
+    fn start_anew(&self, work: Arc<Work>) {
+        let given = self.make(&work.shared).map_err(|error| {
+            let mut state = self.state();
+            if !state.lost {
+                state.broken.get_or_insert_with(|| reason_of(&error));
+            }
+            error
+        });
+        let refused = match given {
+            Ok(lane) => lane.push(work).err().map(|work| (work, ended())),
+            Err(error) => Some((work, error)),
+        };
+        if let Some((work, error)) = refused {
+            work.fail(error);
+            work.leave();
+        }
+    }
+}
+
+impl Link for UcxLink {
+    fn capability(&self) -> Capability {
+        let least = Capability::lane(Manner::ActiveMessages, Carrier::Emulated);
+        self.state().agreed.as_ref().map_or(least, |(capability, _)| *capability)
+    }
+
+    fn detail(&self) -> String {
+        self.state().agreed.as_ref().map_or_else(String::new, |(_, detail)| detail.clone())
+    }
+
+    fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        let state = self.state();
+        match (&state.broken, &state.agreed) {
+            (Some(reason), _) => Err(reason.clone()),
+            (None, None) => Err("no lane has been made yet".to_owned()),
+            (None, Some(_)) => Ok(()),
+        }
+    }
+
+    fn start(self: Arc<Self>, work: Arc<Work>) {
+        work.employ(1);
+        let lane = self.state().lane.clone();
+        let work = match lane {
+            Some(lane) => match lane.push(work) {
+                Ok(()) => return,
+                Err(work) => work,
+            },
+            None => work,
+        };
+        let (movers, mine) = (Arc::clone(&work.shared.movers), Arc::clone(&work));
+        if let Err(error) = movers.task(move || self.start_anew(mine)) {
+            work.fail(error);
+            work.leave();
+        }
+    }
+
+    fn ready_inline(&self, _work: &Work) -> bool {
+        false
+    }
+
+    fn run_inline(self: Arc<Self>, work: &Arc<Work>) {
+        self.start(Arc::clone(work));
+    }
+
+    fn shut_down(&self) {
+        let mut state = self.state();
+        state.lost = true;
+        if let Some(lane) = state.lane.take() {
+            lane.end();
+        }
+    }
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::PeerLost, "lane", "the lane ended as soon as it was made")
+}
+
+/// An error as the reason against a transport.
+fn reason_of(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{} ({hint})", error.message()),
+        None => error.message().to_owned(),
     }
 }

@@ -1,0 +1,372 @@
+//! How a lane comes to be: the initiator knocks, the owner answers, and both agree on a manner before a
+//! payload byte moves.
+//!
+//! One-sided is tried first where the initiator's policy could allow it: a put into a page that the owner
+//! lends for it shows what UCX really does, and both policies judge that. Whatever comes of it but a yes
+//! leads to active messages, on workers that have no one-sided copies at all.
+
+use std::time::Instant;
+
+use pdkv_core::id::PeerKey;
+use pdkv_core::lane::{Carrier, Manner};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::{HostRegion, HugePages};
+use pdkv_ucx::{
+    Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Tally, Worker,
+};
+
+use super::codec::{Frame, Mode, misplaced};
+use super::desk::Desk;
+use super::runtime::{has_adapters, unwanted};
+use crate::suspect::Writer;
+
+/// The id of our active messages.
+pub(super) const MESSAGES: u16 = 0x70;
+/// The first message each way: it proves the connection and asks for nothing.
+pub(super) const HELLO: [u8; 8] = [0; 8];
+/// Offers that an owner looks at before it gives up on an initiator.
+const MAX_OFFERS: usize = 3;
+/// Bytes of the put that is tried.
+const PROBE_BYTES: u64 = 64;
+/// Bytes of the memory it is tried on: a page, since it is lent as one.
+const PROBE_PAGE: u64 = 4096;
+
+/// A lane that both ends agreed on. The worker is destroyed by whoever runs the lane.
+pub(super) struct Made {
+    pub(super) manner: Manner,
+    pub(super) carrier: Carrier,
+    /// For the detail of paths: what carries the bytes, and why it isn't something better.
+    pub(super) detail: String,
+    pub(super) context: Context,
+    pub(super) worker: Worker,
+    /// Towards the peer; one-sided owners have none.
+    pub(super) endpoint: Option<Endpoint>,
+    /// Where active messages arrive.
+    pub(super) inbox: Option<Inbox>,
+}
+
+/// Makes a lane as the initiator.
+///
+/// # Errors
+/// Why there is none.
+pub(super) fn knock(desk: &mut Desk, deadline: Instant) -> Result<Made> {
+    let policy = desk.shared.config.ucx.one_sided;
+    let mut against = String::new();
+    if policy.worth_a_probe(has_adapters()) {
+        match knock_one_sided(desk, deadline)? {
+            Ok(made) => return Ok(made),
+            Err(reason) => against = reason,
+        }
+    }
+    let mut made = knock_for_messages(desk, deadline)?;
+    if !against.is_empty() {
+        made.detail = format!("{} (not put/get: {against})", made.detail);
+    }
+    Ok(made)
+}
+
+fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, String>> {
+    let manner = Manner::OneSided;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let worker = Worker::create(&context)?;
+    let mode = mode(&context);
+    offer(desk, manner, mode, &worker)?;
+    let (base, address, key) = match desk.next(Some(&worker), deadline)? {
+        Frame::Accept { base, address, key } => (base, address, key),
+        Frame::Decline { last: false, reason } => return Ok(Err(format!("the peer declines: {reason}"))),
+        other => return Err(declined(&other)),
+    };
+    let tried = worker
+        .connect(&address, error_mode(mode))
+        .and_then(|endpoint| try_a_put(desk, &context, &worker, endpoint, (base, &key), deadline));
+    let (endpoint, probe) = match tried {
+        Ok(tried) => tried,
+        // The side channel's end is the end; anything else is about this manner.
+        Err(error) if error.kind() == ErrorKind::PeerLost => return Err(error),
+        Err(error) => return Ok(Err(format!("a put fails: {}", error.message()))),
+    };
+    let (carrier, over) = (carrier_of(&probe), names(&probe.transports));
+    let policy = desk.shared.config.ucx.one_sided;
+    if !policy.allows(carrier) {
+        return Ok(Err(format!("{}, `one_sided` is `{}`", by(carrier, &over), policy.as_str())));
+    }
+    desk.send(&Frame::Verdict {
+        carrier,
+        text: over.clone(),
+    })?;
+    match desk.next(Some(&worker), deadline)? {
+        Frame::Ready => {}
+        Frame::Decline { last: false, reason } => return Ok(Err(format!("the peer declines: {reason}"))),
+        other => return Err(declined(&other)),
+    }
+    Ok(Ok(Made {
+        manner,
+        carrier,
+        detail: detail(manner, &over, &context),
+        context,
+        worker,
+        endpoint: Some(endpoint),
+        inbox: None,
+    }))
+}
+
+/// Puts into the page that the owner lends, and lets UCX say how it did it.
+fn try_a_put(
+    desk: &mut Desk,
+    context: &Context,
+    worker: &Worker,
+    endpoint: Endpoint,
+    (base, key): (u64, &[u8]),
+    deadline: Instant,
+) -> Result<(Endpoint, Probe)> {
+    let remote = endpoint.unpack(key, base, PROBE_PAGE)?;
+    let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
+    let local = context.map(&page)?;
+    let tally = Tally::new(worker);
+    let settle = |desk: &mut Desk| {
+        let over = || tally.outstanding() == 0 || endpoint.failure().is_some();
+        desk.until(worker, deadline, over)?;
+        tally.failure().or_else(|| endpoint.failure()).map_or(Ok(()), Err)
+    };
+    // What carries a put is settled while the connection is made, so that comes first.
+    endpoint.flush(&tally)?;
+    settle(desk)?;
+    let probe = endpoint.probe_put(&local, 0, &remote, 0, PROBE_BYTES, &tally)?;
+    settle(desk)?;
+    endpoint.flush(&tally)?;
+    settle(desk)?;
+    Ok((endpoint, probe))
+}
+
+fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
+    let manner = Manner::ActiveMessages;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let worker = Worker::create(&context)?;
+    let mode = mode(&context);
+    let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
+    offer(desk, manner, mode, &worker)?;
+    let address = match desk.next(Some(&worker), deadline)? {
+        Frame::Accept { address, .. } => address,
+        other => return Err(declined(&other)),
+    };
+    let endpoint = worker.connect(&address, error_mode(mode))?;
+    let tally = Tally::new(&worker);
+    endpoint.send_message(MESSAGES, &HELLO, &[], Delivery::Eager, &tally)?;
+    let mut answered = false;
+    desk.until(&worker, deadline, || {
+        answered |= inbox.pop().is_some_and(|message| message.header == HELLO);
+        answered || endpoint.failure().is_some()
+    })?;
+    if let Some(error) = endpoint.failure() {
+        return Err(error);
+    }
+    let lanes = endpoint.resources();
+    let rdma = !lanes.is_empty() && lanes.iter().all(Resource::is_rdma);
+    Ok(Made {
+        manner,
+        carrier: if rdma { Carrier::Rdma } else { Carrier::Emulated },
+        detail: detail(manner, &names(&lanes), &context),
+        context,
+        worker,
+        endpoint: Some(endpoint),
+        inbox: Some(inbox),
+    })
+}
+
+fn offer(desk: &mut Desk, manner: Manner, mode: Mode, worker: &Worker) -> Result<()> {
+    let address = worker.address()?;
+    desk.send(&Frame::Offer { manner, mode, address })
+}
+
+/// Makes a lane as the owner.
+///
+/// # Errors
+/// Why there is none; the initiator was told.
+pub(super) fn answer(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result<Made> {
+    let mut frame = desk.next(None, deadline)?;
+    for _ in 0..MAX_OFFERS {
+        let Frame::Offer { manner, mode, address } = frame else {
+            return Err(misplaced(&frame));
+        };
+        if let Some(reason) = unwanted(&desk.shared.config) {
+            return refuse(desk, Error::new(ErrorKind::Unsupported, "lane", reason));
+        }
+        if manner == Manner::ActiveMessages {
+            return match answer_for_messages(desk, mode, &address) {
+                Ok(made) => Ok(made),
+                Err(error) => refuse(desk, error),
+            };
+        }
+        frame = match answer_one_sided(desk, peer, deadline)? {
+            Ok(made) => return Ok(made),
+            Err(next) => next,
+        };
+    }
+    refuse(desk, Error::new(ErrorKind::Integrity, "lane", "too many offers"))
+}
+
+/// Lends a page for a put and judges what it went over; or the frame that came instead.
+fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result<Result<Made, Frame>> {
+    let manner = Manner::OneSided;
+    let policy = desk.shared.config.ucx.one_sided;
+    if !policy.worth_a_probe(has_adapters()) {
+        let reason = format!("its `one_sided` is `{}` and it has no such device", policy.as_str());
+        return decline(desk, None, reason, deadline).map(Err);
+    }
+    let lend = |desk: &Desk| {
+        let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+        let worker = Worker::create(&context)?;
+        let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
+        let lent = context.map(&page)?;
+        let accept = Frame::Accept {
+            base: page.address(),
+            address: worker.address()?,
+            key: lent.pack()?,
+        };
+        Ok((context, worker, lent, accept))
+    };
+    let (context, worker, lent, accept) = match lend(desk) {
+        Ok(lent) => lent,
+        Err(error) => return refuse(desk, error),
+    };
+    desk.send(&accept)?;
+    let (carrier, text) = match desk.next(Some(&worker), deadline)? {
+        Frame::Verdict { carrier, text } => (carrier, text),
+        other => return Ok(Err(other)),
+    };
+    if !policy.allows(carrier) {
+        let reason = format!("{}, its `one_sided` is `{}`", by(carrier, &text), policy.as_str());
+        return decline(desk, Some(&worker), reason, deadline).map(Err);
+    }
+    // From now on the peer can write here without another word; a lost one is out when this lane is.
+    if !desk.shared.add_writer(peer, Writer::Lane(std::sync::Arc::clone(&desk.control))) {
+        return Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile"));
+    }
+    desk.send(&Frame::Ready)?;
+    drop(lent);
+    Ok(Ok(Made {
+        manner,
+        carrier,
+        detail: text,
+        context,
+        worker,
+        endpoint: None,
+        inbox: None,
+    }))
+}
+
+fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Made> {
+    let manner = Manner::ActiveMessages;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let worker = Worker::create(&context)?;
+    let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
+    let endpoint = worker.connect(address, error_mode(mode))?;
+    desk.send(&Frame::Accept {
+        base: 0,
+        address: worker.address()?,
+        key: Vec::new(),
+    })?;
+    Ok(Made {
+        manner,
+        carrier: Carrier::Emulated,
+        detail: String::new(),
+        context,
+        worker,
+        endpoint: Some(endpoint),
+        inbox: Some(inbox),
+    })
+}
+
+/// Says that this manner won't do and waits for the next offer.
+fn decline(desk: &mut Desk, worker: Option<&Worker>, reason: String, deadline: Instant) -> Result<Frame> {
+    desk.send(&Frame::Decline { last: false, reason })?;
+    desk.next(worker, deadline)
+}
+
+/// Says that there will be no lane.
+fn refuse<T>(desk: &mut Desk, error: Error) -> Result<T> {
+    desk.send(&Frame::Decline {
+        last: true,
+        reason: error.message().to_owned(),
+    })?;
+    Err(error)
+}
+
+/// The error of an answer that is no yes.
+fn declined(frame: &Frame) -> Error {
+    match frame {
+        Frame::Decline { reason, .. } => {
+            Error::new(ErrorKind::Unsupported, "lane", format!("the peer declines: {reason}"))
+        }
+        other => misplaced(other),
+    }
+}
+
+/// Watching for a lost peer costs shared memory and kernel copies, which only adapters do without.
+fn mode(context: &Context) -> Mode {
+    if context.has_rdma() { Mode::Peer } else { Mode::None }
+}
+
+fn error_mode(mode: Mode) -> ErrorMode {
+    match mode {
+        Mode::None => ErrorMode::None,
+        Mode::Peer => ErrorMode::Peer,
+    }
+}
+
+/// What carries a put, given what UCX says about one. What it says nothing about may be anything.
+fn carrier_of(probe: &Probe) -> Carrier {
+    let only = |kind: Link| !probe.transports.is_empty() && probe.transports.iter().all(|one| one.link() == kind);
+    match () {
+        () if probe.emulated => Carrier::Emulated,
+        () if only(Link::Rdma) => Carrier::Rdma,
+        () if only(Link::KernelCopy) => Carrier::Kernel,
+        () => Carrier::Emulated,
+    }
+}
+
+fn by(carrier: Carrier, over: &str) -> String {
+    format!("put and get would go by {carrier} over {over}")
+}
+
+fn names(transports: &[Resource]) -> String {
+    if transports.is_empty() {
+        return "transports that UCX doesn't name".to_owned();
+    }
+    let names: Vec<_> = transports.iter().map(ToString::to_string).collect();
+    names.join(" and ")
+}
+
+fn detail(manner: Manner, over: &str, context: &Context) -> String {
+    format!("{} over {over}, UCX {}", manner.as_str(), context.library().version())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(emulated: bool, transports: &[&str]) -> Probe {
+        Probe {
+            info: String::new(),
+            transports: transports.iter().map(|name| Resource::parse(name).unwrap()).collect(),
+            emulated,
+        }
+    }
+
+    #[test]
+    fn only_adapters_are_rdma_and_only_the_kernel_is_the_kernel() {
+        for (emulated, transports, carrier) in [
+            (false, &["rc_mlx5/mlx5_0:1"][..], Carrier::Rdma),
+            (false, &["rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1"], Carrier::Rdma),
+            (true, &["rc_mlx5/mlx5_0:1"], Carrier::Emulated),
+            (false, &["rc_mlx5/mlx5_0:1", "tcp/eth0"], Carrier::Emulated),
+            (false, &["cma/memory"], Carrier::Kernel),
+            (false, &["posix/memory", "cma/memory"], Carrier::Emulated),
+            (false, &["tcp/lo"], Carrier::Emulated),
+            (false, &["newer/thing"], Carrier::Emulated),
+            (false, &[], Carrier::Emulated),
+        ] {
+            assert_eq!(carrier_of(&probe(emulated, transports)), carrier, "{transports:?}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The life of one lane, at either end: made in a thread of its own, run until an end of any kind, and
+//! taken apart in the order that makes the end a fence. First the worker is destroyed, then the work leaves,
+//! then memory may go.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use pdkv_core::capability::Capability;
+use pdkv_core::id::PeerKey;
+use pdkv_core::lane::Manner;
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::asks::Asks;
+use super::codec::Frame;
+use super::control::Control;
+use super::desk::Desk;
+use super::door::{self, Made};
+use super::owner::Owner;
+use super::puts::Puts;
+use crate::shared::Shared;
+use crate::transport::Work;
+
+/// Time to make a lane. Loading UCX is part of it.
+pub(super) const SETUP: Duration = Duration::from_secs(5);
+/// How long operations of a work that was stopped may take to end. Past it the lane ends, since only the
+/// end of its worker takes them back.
+pub(super) const DRAIN: Duration = Duration::from_secs(2);
+/// UCX keeps much on the stack while it looks at the machine.
+const STACK: usize = 2 << 20;
+
+/// What an initiator learns of a lane once it stands.
+pub(super) struct Agreed {
+    pub(super) capability: Capability,
+    pub(super) detail: String,
+}
+
+/// What one end does on a lane.
+pub(super) trait Role {
+    /// The peer said something.
+    fn hear(&mut self, desk: &mut Desk, made: &Made, frame: Frame) -> Result<()>;
+
+    /// Does what can be done now; says whether anything was.
+    fn step(&mut self, desk: &mut Desk, made: &Made) -> Result<bool>;
+
+    /// Whether flags of transfers are to be looked at while nothing happens.
+    fn watches(&self) -> bool;
+
+    /// Lets go of everything of UCX's. What it returns is kept until the worker is gone.
+    fn give_up(self: Box<Self>) -> Rest;
+}
+
+/// What a role leaves behind: work to be failed, and whatever else must outlive the worker.
+#[derive(Default)]
+pub(super) struct Rest {
+    pub(super) works: Vec<Arc<Work>>,
+    pub(super) permits: Vec<crate::transport::serving::Permit>,
+}
+
+/// Makes and runs a lane towards a peer; `dial` opens its side channel.
+///
+/// # Errors
+/// `Capacity` when the system gives no thread.
+pub(super) fn initiate(
+    shared: &Arc<Shared>,
+    control: &Arc<Control>,
+    dial: impl FnOnce() -> Result<TcpStream> + Send + 'static,
+    ready: Sender<Result<Agreed>>,
+) -> Result<()> {
+    let (shared, mine) = (Arc::clone(shared), Arc::clone(control));
+    spawn(control, move || {
+        let deadline = Instant::now() + SETUP;
+        let made = dial().and_then(|stream| {
+            let mut desk = Desk::new(&shared, &mine, stream)?;
+            let made = door::knock(&mut desk, deadline)?;
+            Ok((desk, made))
+        });
+        let (desk, made) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // Whoever waits for the answer may have given up.
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let agreed = Agreed {
+            capability: Capability::lane(made.manner, made.carrier),
+            detail: made.detail.clone(),
+        };
+        let role: Box<dyn Role> = match made.manner {
+            Manner::OneSided => Box::new(Puts::default()),
+            Manner::ActiveMessages => Box::new(Asks::default()),
+        };
+        if ready.send(Ok(agreed)).is_err() {
+            mine.end();
+        }
+        run(desk, made, role);
+    })
+}
+
+/// Makes and runs a lane that a peer has opened.
+///
+/// # Errors
+/// `Capacity` when the peer has too many, or the system gives no thread.
+pub(crate) fn serve(shared: &Arc<Shared>, peer: PeerKey, stream: TcpStream) -> Result<()> {
+    let control = Control::new()?;
+    shared.lanes.enter(peer, &control)?;
+    // The peer may have been lost since its token was looked up; then nobody else would end this.
+    if !shared.lock().peers.contains_key(&peer) {
+        control.end();
+    }
+    let (shared, mine) = (Arc::clone(shared), Arc::clone(&control));
+    spawn(&control, move || {
+        let deadline = Instant::now() + 2 * SETUP;
+        let made = Desk::new(&shared, &mine, stream).and_then(|mut desk| {
+            let made = door::answer(&mut desk, peer, deadline)?;
+            Ok((desk, made))
+        });
+        match made {
+            Ok((desk, made)) => run(desk, made, Box::new(Owner::new(peer))),
+            Err(error) => tracing::debug!(peer = %peer, %error, "no lane"),
+        }
+    })
+}
+
+/// Starts a lane's thread. However it ends, the lane is gone then.
+fn spawn(control: &Arc<Control>, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    struct Gone(Arc<Control>);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            self.0.set_gone();
+            let over = || Error::new(ErrorKind::PeerLost, "lane", "the lane ended");
+            for work in self.0.close() {
+                work.fail(over());
+                work.leave();
+            }
+        }
+    }
+    let gone = Gone(Arc::clone(control));
+    crate::mover::spawn_sized("pdkv-lane", STACK, move || {
+        let gone = gone;
+        body();
+        drop(gone);
+    })
+}
+
+/// Runs a lane until it ends, and takes it apart.
+fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
+    let error = match turn(&mut desk, &made, &mut *role) {
+        Ok(never) => match never {},
+        Err(error) => error,
+    };
+    tracing::debug!(%error, "lane ended");
+    let unbegun = desk.control.close();
+    let rest = role.give_up();
+    drop(made.inbox);
+    drop(made.endpoint);
+    made.worker.destroy();
+    desk.control.set_gone();
+    drop(rest.permits);
+    for work in rest.works.into_iter().chain(unbegun) {
+        work.fail(error.clone());
+        work.leave();
+    }
+}
+
+enum Never {}
+
+fn turn(desk: &mut Desk, made: &Made, role: &mut dyn Role) -> Result<Never> {
+    desk.stir();
+    loop {
+        desk.listen()?;
+        let mut busy = made.worker.progress();
+        while let Some(frame) = desk.heard() {
+            role.hear(desk, made, frame)?;
+            busy = true;
+        }
+        busy |= role.step(desk, made)?;
+        if let Some(error) = made.endpoint.as_ref().and_then(pdkv_ucx::Endpoint::failure) {
+            return Err(error);
+        }
+        if busy {
+            desk.stir();
+        } else {
+            desk.rest(Some(&made.worker), role.watches(), None)?;
+        }
+    }
+}
+
+/// The lane ends because something that was stopped long ago is still under way.
+pub(super) fn stuck() -> Error {
+    Error::new(
+        ErrorKind::PeerLost,
+        "lane",
+        format!("the peer didn't finish within {DRAIN:?} what was stopped"),
+    )
+}

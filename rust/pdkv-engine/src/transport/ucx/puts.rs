@@ -1,0 +1,353 @@
+//! Put and get between block tables, posted by the initiator alone. Large and small transfers take turns
+//! chunk by chunk, a bounded number of operations is under way for each, and neighbours are merged by
+//! the plan before anything is posted.
+
+use std::collections::HashMap;
+use std::ops::{ControlFlow, Range};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use pdkv_core::id::RegionId;
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_ucx::{Direction as Way, Endpoint, MemoryHandle, RemoteKey, Span, Tally};
+
+use super::codec::{Frame, misplaced};
+use super::desk::Desk;
+use super::door::Made;
+use super::lane::{DRAIN, Rest, Role, stuck};
+use crate::remote::RemoteRegion;
+use crate::transport::work::Program;
+use crate::transport::{Direction, Work};
+
+/// Operations of one transfer under way at once. More gain nothing on any transport that was measured.
+const WINDOW: u64 = 256;
+/// Operations posted in one call.
+const BATCH: usize = 64;
+
+/// The initiator of a one-sided lane.
+#[derive(Default)]
+pub(super) struct Puts {
+    jobs: Vec<Job>,
+    keys: HashMap<RegionId, Known>,
+}
+
+struct Known {
+    /// The region as transfers hold it; when nobody does, its key is of no use to anybody.
+    region: Weak<RemoteRegion>,
+    key: Key,
+}
+
+enum Key {
+    Asked,
+    Have(Rc<RemoteKey>),
+    Refused(String),
+}
+
+struct Job {
+    work: Arc<Work>,
+    tally: Tally,
+    local: Vec<Arc<MemoryHandle>>,
+    remote: Vec<Rc<RemoteKey>>,
+    stage: Stage,
+    bytes: u64,
+    runs: u64,
+    /// When it was first seen that this has to end before its time.
+    stopped: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Keys are on their way.
+    Waiting,
+    Posting,
+    /// Everything is posted.
+    Draining,
+}
+
+impl Role for Puts {
+    fn hear(&mut self, _desk: &mut Desk, made: &Made, frame: Frame) -> Result<()> {
+        let (id, key) = match frame {
+            Frame::Key { region, base, len, key } => {
+                let Some(known) = self.keys.get(&region) else {
+                    return Err(unasked(region));
+                };
+                (region, unpack(made, known, (base, len), &key))
+            }
+            Frame::NoKey { region, reason } => (region, Key::Refused(reason)),
+            other => return Err(misplaced(&other)),
+        };
+        match self.keys.get_mut(&id) {
+            Some(known) if matches!(known.key, Key::Asked) => known.key = key,
+            _ => return Err(unasked(id)),
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, desk: &mut Desk, made: &Made) -> Result<bool> {
+        let mut busy = false;
+        while let Some(work) = desk.control.pop() {
+            self.begin(desk, made, work)?;
+            busy = true;
+        }
+        let mut at = 0;
+        while at < self.jobs.len() {
+            let job = &mut self.jobs[at];
+            busy |= job.step(desk, made, &self.keys)?;
+            if job.stage == Stage::Draining && job.tally.outstanding() == 0 {
+                self.jobs.swap_remove(at).finish();
+                busy = true;
+            } else {
+                at += 1;
+            }
+        }
+        Ok(busy)
+    }
+
+    fn watches(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
+    fn give_up(self: Box<Self>) -> Rest {
+        Rest {
+            works: self.jobs.into_iter().map(|job| job.work).collect(),
+            ..Rest::default()
+        }
+    }
+}
+
+impl Puts {
+    fn begin(&mut self, desk: &mut Desk, made: &Made, work: Arc<Work>) -> Result<()> {
+        let (shared, manner) = (Arc::clone(&desk.shared), made.manner);
+        let handle = |region| shared.ucx.memory(&shared.registry, &made.context, manner, region);
+        let local = match work.local.iter().map(handle).collect::<Result<Vec<_>>>() {
+            Ok(local) => local,
+            Err(error) => {
+                work.fail(error);
+                work.leave();
+                return Ok(());
+            }
+        };
+        for region in &work.remote {
+            if !self.keys.contains_key(&region.id) {
+                self.keys.retain(|_, known| known.region.strong_count() > 0);
+                let known = Known {
+                    region: Arc::downgrade(region),
+                    key: Key::Asked,
+                };
+                self.keys.insert(region.id, known);
+                desk.send(&Frame::WantKey { region: region.id })?;
+            }
+        }
+        self.jobs.push(Job {
+            tally: Tally::new(&made.worker),
+            work,
+            local,
+            remote: Vec::new(),
+            stage: Stage::Waiting,
+            bytes: 0,
+            runs: 0,
+            stopped: None,
+        });
+        Ok(())
+    }
+}
+
+/// Makes a key usable, if it fits what the region was advertised as.
+fn unpack(made: &Made, known: &Known, (base, len): (u64, u64), key: &[u8]) -> Key {
+    let advertised = known.region.upgrade().map_or(len, |region| region.len);
+    if len != advertised {
+        return Key::Refused(format!("its key is for `{len}` bytes of `{advertised}`"));
+    }
+    let endpoint = made.endpoint.as_ref().ok_or_else(no_endpoint);
+    match endpoint.and_then(|endpoint| endpoint.unpack(key, base, len)) {
+        Ok(key) => Key::Have(Rc::new(key)),
+        Err(error) => Key::Refused(error.message().to_owned()),
+    }
+}
+
+impl Job {
+    fn step(&mut self, desk: &mut Desk, made: &Made, keys: &HashMap<RegionId, Known>) -> Result<bool> {
+        if self.over() && self.stopped.is_none() {
+            self.stopped = Some(Instant::now());
+        }
+        if self.stopped.is_some_and(|at| at.elapsed() > DRAIN) && self.tally.outstanding() > 0 {
+            return Err(stuck());
+        }
+        match self.stage {
+            Stage::Waiting => Ok(self.take_keys(keys)),
+            Stage::Posting => self.post_chunk(desk, made).map(|()| true),
+            Stage::Draining => Ok(false),
+        }
+    }
+
+    /// Whether it has to end before its last byte.
+    fn over(&self) -> bool {
+        self.work.failed() || self.work.core.stop.load(Ordering::Relaxed) || self.tally.failed() > 0
+    }
+
+    fn take_keys(&mut self, keys: &HashMap<RegionId, Known>) -> bool {
+        if self.over() {
+            self.stage = Stage::Draining;
+            return true;
+        }
+        let mut found = Vec::with_capacity(self.work.remote.len());
+        for region in &self.work.remote {
+            match keys.get(&region.id).map(|known| &known.key) {
+                Some(Key::Have(key)) => found.push(Rc::clone(key)),
+                Some(Key::Asked) => return false,
+                Some(Key::Refused(reason)) => {
+                    let text = format!("region `{}` of the peer can't be reached: {reason}", region.id);
+                    self.work.fail(Error::new(ErrorKind::Region, "lane", text));
+                    self.stage = Stage::Draining;
+                    return true;
+                }
+                None => return false,
+            }
+        }
+        self.remote = found;
+        self.stage = Stage::Posting;
+        true
+    }
+
+    fn post_chunk(&mut self, desk: &mut Desk, made: &Made) -> Result<()> {
+        let endpoint = made.endpoint.as_ref().ok_or_else(no_endpoint)?;
+        let units = if self.over() { None } else { self.work.claim() };
+        let Some(units) = units else {
+            self.stage = Stage::Draining;
+            if self.work.direction == Direction::Write && self.bytes > 0 {
+                // A finished put only gives the source back; a flush after it says that it has arrived. One
+                // that fails is counted as any operation is.
+                let _ = endpoint.flush(&self.tally);
+            }
+            return Ok(());
+        };
+        let mut posting = Posting {
+            job: self,
+            desk,
+            made,
+            endpoint,
+            pair: (0, 0),
+            spans: Vec::with_capacity(BATCH),
+        };
+        match posting.walk(units) {
+            Err(Halt::Lane(error)) => Err(error),
+            // What failed is in the tally or in the work, and the next step sees it.
+            Err(Halt::Work) | Ok(()) => Ok(()),
+        }
+    }
+
+    fn finish(self) {
+        if let Some(error) = self.tally.failure() {
+            self.work.fail(error);
+        } else {
+            self.work.add_bytes(self.bytes);
+            self.work.add_runs(self.runs);
+        }
+        self.work.leave();
+    }
+}
+
+/// One chunk on its way into UCX.
+struct Posting<'a> {
+    job: &'a mut Job,
+    desk: &'a mut Desk,
+    made: &'a Made,
+    endpoint: &'a Endpoint,
+    /// The regions of the spans that are collected: ours and theirs.
+    pair: (u32, u32),
+    spans: Vec<Span>,
+}
+
+/// Why a chunk stops early.
+enum Halt {
+    /// Only this work ends.
+    Work,
+    /// The lane ends.
+    Lane(Error),
+}
+
+impl Posting<'_> {
+    fn walk(&mut self, units: Range<u64>) -> Result<(), Halt> {
+        let work = Arc::clone(&self.job.work);
+        let Program::Joint(plan) = &work.program else {
+            work.fail(Error::new(
+                ErrorKind::Internal,
+                "move",
+                "a one-sided lane needs both sides' places",
+            ));
+            return Err(Halt::Work);
+        };
+        let reads = work.direction == Direction::Read;
+        let mut halt = None;
+        let _ = plan.walk(units, |run| {
+            let (near, far) = if reads { (run.dst, run.src) } else { (run.src, run.dst) };
+            let pair = (near.region, far.region);
+            if self.spans.len() == BATCH || (pair != self.pair && !self.spans.is_empty()) {
+                if let Err(stop) = self.flush() {
+                    halt = Some(stop);
+                    return ControlFlow::Break(());
+                }
+            }
+            self.pair = pair;
+            self.spans.push(Span {
+                local_offset: near.offset,
+                remote_offset: far.offset,
+                len: run.len,
+            });
+            ControlFlow::Continue(())
+        });
+        match halt {
+            Some(halt) => Err(halt),
+            None => self.flush(),
+        }
+    }
+
+    /// Posts what is collected, as soon as the window has room for it.
+    fn flush(&mut self) -> Result<(), Halt> {
+        let Self {
+            job,
+            desk,
+            made,
+            endpoint,
+            pair,
+            spans,
+        } = self;
+        while job.tally.outstanding() + spans.len() as u64 > WINDOW {
+            if job.over() || endpoint.failure().is_some() {
+                return Err(Halt::Work);
+            }
+            desk.listen().map_err(Halt::Lane)?;
+            desk.rest(Some(&made.worker), true, None).map_err(Halt::Lane)?;
+        }
+        if job.over() {
+            return Err(Halt::Work);
+        }
+        let way = match job.work.direction {
+            Direction::Read => Way::Get,
+            Direction::Write => Way::Put,
+        };
+        let (local, remote) = (&job.local[pair.0 as usize], &job.remote[pair.1 as usize]);
+        if let Err(error) = endpoint.post(way, local, remote, spans, &job.tally) {
+            job.work.fail(error);
+            return Err(Halt::Work);
+        }
+        job.bytes += spans.iter().map(|span| span.len).sum::<u64>();
+        job.runs += spans.len() as u64;
+        spans.clear();
+        Ok(())
+    }
+}
+
+fn no_endpoint() -> Error {
+    Error::new(ErrorKind::Internal, "lane", "an initiator's lane has no endpoint")
+}
+
+fn unasked(region: RegionId) -> Error {
+    Error::new(
+        ErrorKind::Integrity,
+        "lane",
+        format!("the peer answered for region `{region}`, which was not asked for"),
+    )
+}
