@@ -7,8 +7,8 @@ use std::time::Duration;
 
 pub use pdkv_core::capability::TransportKind;
 pub use pdkv_core::lane::OneSidedPolicy;
-pub use pdkv_ucx::Origin as UcxOrigin;
 use pdkv_core::{Error, ErrorKind, Result};
+pub use pdkv_ucx::Origin as UcxOrigin;
 
 /// Settings of one engine.
 #[derive(Clone, Debug)]

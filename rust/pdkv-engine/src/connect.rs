@@ -196,12 +196,11 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
             TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
-            TransportKind::Ucx => {
-                UcxLink::prepare(shared, established, key, lane_dial(shared, address, established)).map(|link| {
+            TransportKind::Ucx => UcxLink::prepare(shared, established, key, lane_dial(shared, address, established))
+                .map(|link| {
                     lanes = Some(Arc::clone(&link));
                     link as Arc<dyn Link>
-                })
-            }
+                }),
             _ => one_sided(shared, kind, inproc.is_some(), door.as_ref(), &process).map(|link| {
                 direct.push(Arc::clone(&link));
                 link as Arc<dyn Link>

@@ -4,27 +4,42 @@ mod common;
 
 use std::time::Duration;
 
-use common::{BLOCKS, LAYERS, LEASE, Pair, WAIT, allocate, memory_for, table};
+use common::ucx::{self, Lane};
+use common::{BLOCKS, LAYERS, LEASE, Pair, WAIT, Way, allocate, memory_for, table};
 use pdkv_core::ErrorKind;
 use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
 
-/// Makes one test for each transport from one body.
+/// Makes one test for each transport from one body; `ucx` in both manners and over whatever it has here.
 macro_rules! on_every_transport {
-    ($( $(#[$meta:meta])* fn $name:ident($kind:ident) $body:block )+) => { $(
+    ($( fn $name:ident($way:ident) $body:block )+) => { $(
         mod $name {
             use super::*;
-            fn body($kind: TransportKind) $body
-            $(#[$meta])* #[test] fn inproc() { body(TransportKind::Inproc); }
-            $(#[$meta])* #[test] fn shm() { body(TransportKind::Shm); }
-            $(#[$meta])* #[test] fn cma() { body(TransportKind::Cma); }
-            $(#[$meta])* #[test] fn tcp() { body(TransportKind::Tcp); }
+            fn body($way: Way) $body
+            #[test] fn inproc() { body(TransportKind::Inproc.into()); }
+            #[test] fn shm() { body(TransportKind::Shm.into()); }
+            #[test] fn cma() { body(TransportKind::Cma.into()); }
+            #[test] fn tcp() { body(TransportKind::Tcp.into()); }
+            #[test] fn ucx_put_posix() { on_lane(Lane::puts("posix,cma"), body); }
+            #[test] fn ucx_put_sysv() { on_lane(Lane::puts("sysv,cma"), body); }
+            #[test] fn ucx_put_tcp() { on_lane(Lane::puts("tcp"), body); }
+            #[test] fn ucx_put_all() { on_lane(Lane::puts("all"), body); }
+            #[test] fn ucx_messages_posix() { on_lane(Lane::messages("posix,cma"), body); }
+            #[test] fn ucx_messages_sysv() { on_lane(Lane::messages("sysv,cma"), body); }
+            #[test] fn ucx_messages_tcp() { on_lane(Lane::messages("tcp"), body); }
+            #[test] fn ucx_messages_all() { on_lane(Lane::messages("all"), body); }
         }
     )+ };
 }
 
+fn on_lane(lane: Lane, body: fn(Way)) {
+    if ucx::is_here() {
+        body(lane.into());
+    }
+}
+
 on_every_transport! {
-    fn pull_scattered_blocks(kind) {
-        let pair = Pair::new(kind);
+    fn pull_scattered_blocks(way) {
+        let pair = Pair::new(way);
         let theirs = [5, 6, 7, 60, 3, 4, 0];
         let ours = [9, 10, 40, 41, 42, 1, 63];
         let export = pair.source.export(table(&theirs), 28, b"digest", 1, LEASE).unwrap();
@@ -32,36 +47,38 @@ on_every_transport! {
         let transfer = pair.target.pull(export.reference(), table(&ours), &options).unwrap();
         transfer.wait(WAIT).unwrap();
         assert_eq!(transfer.state(), TransferState::Done);
-        assert_eq!(transfer.path().transport, kind);
+        assert_eq!(transfer.path().transport, way.kind);
         assert_eq!(transfer.destination(), "valid");
         let stats = transfer.stats();
         assert_eq!(stats.bytes, 7 * LAYERS * common::BLOCK_BYTES);
-        assert_eq!(stats.staged_bytes, 0);
+        if way.is_direct() {
+            assert_eq!(stats.staged_bytes, 0);
+        }
         let moved: Vec<_> = ours.into_iter().zip(theirs).collect();
         pair.check(&moved, 0..LAYERS);
         assert!(transfer.wait_quiesced(WAIT));
         assert_eq!(export.wait(WAIT).unwrap().as_str(), "done");
     }
 
-    fn pull_part_of_an_export(kind) {
-        let pair = Pair::new(kind);
+    fn pull_part_of_an_export(way) {
+        let pair = Pair::new(way);
         let export = pair.source.export(table(&[8, 9, 10, 11]), 16, b"", 1, LEASE).unwrap();
         let options = PullOptions { first_block: 2, layers: Some((1, 1)), ..PullOptions::default() };
         pair.target.pull(export.reference(), table(&[0, 2]), &options).unwrap().wait(WAIT).unwrap();
         pair.check(&[(0, 10), (2, 11)], 1..2);
     }
 
-    fn pull_nothing_still_ends_the_lease(kind) {
-        let pair = Pair::new(kind);
+    fn pull_nothing_still_ends_the_lease(way) {
+        let pair = Pair::new(way);
         let export = pair.source.export(table(&[]), 0, b"", 1, LEASE).unwrap();
         pair.target.pull(export.reference(), table(&[]), &PullOptions::default()).unwrap().wait(WAIT).unwrap();
         assert_eq!(export.wait(WAIT).unwrap().as_str(), "done");
         pair.check(&[], 0..LAYERS);
     }
 
-    fn push_into_an_offer(kind) {
+    fn push_into_an_offer(way) {
         // The consumer connects and pushes, so here the roles of the caches are swapped.
-        let pair = Pair::new(kind);
+        let pair = Pair::new(way);
         common::fill(&pair.source, pair.source.memory(), 2);
         common::fill(&pair.target, pair.target.memory(), 1);
         let offer = pair.source.offer(table(&[7, 50, 51, 2]), 16, b"", LEASE).unwrap();
@@ -81,10 +98,10 @@ on_every_transport! {
         }
     }
 
-    fn raw_write_then_notification_then_read_back(kind) {
-        let pair = Pair::new(kind);
-        let here = pair.consumer.register(allocate(memory_for(kind), 1 << 20), None, true).unwrap();
-        let there = pair.producer.register(allocate(memory_for(kind), 1 << 20), None, true).unwrap();
+    fn raw_write_then_notification_then_read_back(way) {
+        let pair = Pair::new(way);
+        let here = pair.consumer.register(allocate(memory_for(way.kind), 1 << 20), None, true).unwrap();
+        let there = pair.producer.register(allocate(memory_for(way.kind), 1 << 20), None, true).unwrap();
         let data: Vec<u8> = (0..700_000_u32).map(|i| (i * 7 % 251) as u8).collect();
         here.memory().write_at(100, &data).unwrap();
         let (local, remote) = (here.id(), there.describe().region);
@@ -113,8 +130,8 @@ on_every_transport! {
         assert!(matches!(error.kind(), ErrorKind::Region | ErrorKind::Layout), "{error:?}");
     }
 
-    fn every_bad_reference_has_its_own_error(kind) {
-        let pair = Pair::new(kind);
+    fn every_bad_reference_has_its_own_error(way) {
+        let pair = Pair::new(way);
         let pull = |reference: &pdkv_core::reference::Reference, digest: &[u8]| {
             let options = PullOptions { digest: Some(digest.to_vec()), ..PullOptions::default() };
             let transfer = pair.target.pull(reference, table(&[1]), &options)?;
@@ -143,8 +160,8 @@ on_every_transport! {
         pair.check(&[(1, 3)], 0..LAYERS);
     }
 
-    fn bad_tables_are_refused_before_anything_moves(kind) {
-        let pair = Pair::new(kind);
+    fn bad_tables_are_refused_before_anything_moves(way) {
+        let pair = Pair::new(way);
         let export = pair.source.export(table(&[3, 4]), 8, b"", 1, LEASE).unwrap();
         for ids in [&[1, 1][..], &[BLOCKS, 0], &[1, 2, 3]] {
             let refused = pair.target.pull(export.reference(), table(ids), &PullOptions::default());

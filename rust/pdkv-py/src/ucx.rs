@@ -37,6 +37,7 @@ pub(crate) fn config(py: Python<'_>, ucx: Option<&Bound<'_, PyAny>>) -> PyResult
         library: fields.library,
         one_sided: enter::attached(py, || fields.one_sided.parse())?,
         settings: fields.settings.into_iter().collect(),
+        ..UcxConfig::default()
     })
 }
 

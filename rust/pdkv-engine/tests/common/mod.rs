@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod ucx;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,14 +44,45 @@ pub(crate) fn memory_for(kind: TransportKind) -> Memory {
     }
 }
 
-pub(crate) fn engine(name: &str, kinds: &[TransportKind]) -> Engine {
-    let config = EngineConfig {
+/// One transport, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) kind: TransportKind,
+    pub(crate) lane: Option<ucx::Lane>,
+}
+
+impl From<TransportKind> for Way {
+    fn from(kind: TransportKind) -> Self {
+        Self { kind, lane: None }
+    }
+}
+
+impl Way {
+    /// Whether no payload byte rests on the way.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.lane.is_none_or(|lane| lane.puts)
+    }
+
+    pub(crate) fn engine(&self, name: &str) -> Engine {
+        let config = EngineConfig {
+            ucx: self.lane.map(ucx::config).unwrap_or_default(),
+            ..config(&[self.kind])
+        };
+        Engine::new(name, config).expect("an engine starts")
+    }
+}
+
+fn config(kinds: &[TransportKind]) -> EngineConfig {
+    EngineConfig {
         transports: Some(kinds.to_vec()),
         heartbeat: Duration::from_millis(200),
         peer_timeout: Duration::from_secs(20),
         ..EngineConfig::default()
-    };
-    Engine::new(name, config).expect("an engine starts")
+    }
+}
+
+pub(crate) fn engine(name: &str, kinds: &[TransportKind]) -> Engine {
+    Engine::new(name, config(kinds)).expect("an engine starts")
 }
 
 /// Memory that nobody else frees: leaked on purpose, tests are short.
@@ -175,11 +207,12 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn new(kind: TransportKind) -> Self {
-        let producer = engine("producer", &[kind]);
-        let consumer = engine("consumer", &[kind]);
-        let source = cache(&producer, memory_for(kind));
-        let target = cache(&consumer, memory_for(kind));
+    pub(crate) fn new(way: impl Into<Way>) -> Self {
+        let way = way.into();
+        let producer = way.engine("producer");
+        let consumer = way.engine("consumer");
+        let source = cache(&producer, memory_for(way.kind));
+        let target = cache(&consumer, memory_for(way.kind));
         fill(&source, source.memory(), 1);
         fill(&target, target.memory(), 2);
         let address = producer.address().expect("listens").to_owned();

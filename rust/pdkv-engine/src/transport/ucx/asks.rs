@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, Tally};
+use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, PieceMemory, Tally};
 
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
@@ -364,7 +364,7 @@ impl Job {
         let mut pieces = Vec::new();
         let mut add = |span: Span| {
             pieces.push(Piece {
-                memory: Arc::clone(&self.local[span.region as usize]),
+                memory: PieceMemory::Mapped(Arc::clone(&self.local[span.region as usize])),
                 offset: span.offset,
                 len: span.len,
             });

@@ -32,7 +32,11 @@ pub(crate) enum Mode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     /// Initiator: let us make a lane like this; here is my worker.
-    Offer { manner: Manner, mode: Mode, address: Vec<u8> },
+    Offer {
+        manner: Manner,
+        mode: Mode,
+        address: Vec<u8>,
+    },
     /// Owner: here is mine. One-sided, with memory to try a put on: where it lies and its key.
     Accept { base: u64, address: Vec<u8>, key: Vec<u8> },
     /// Either: not in this manner, and why. `last`: and in no other.
@@ -59,7 +63,12 @@ pub(crate) enum Frame {
     /// Initiator: they won't come.
     Never { id: u64 },
     /// Owner: taken (`code` 0), or refused.
-    Answer { id: u64, code: u16, bytes: u64, text: String },
+    Answer {
+        id: u64,
+        code: u16,
+        bytes: u64,
+        text: String,
+    },
 }
 
 impl Frame {
@@ -139,7 +148,12 @@ impl Frame {
                 out.extend_from_slice(spans);
             }
             Self::Go { id } | Self::Never { id } => words(out, &[*id]),
-            Self::Answer { id, code, bytes, text: said } => {
+            Self::Answer {
+                id,
+                code,
+                bytes,
+                text: said,
+            } => {
                 words(out, &[*id, u64::from(*code), *bytes]);
                 text(out, said);
             }
@@ -286,7 +300,10 @@ fn words(out: &mut Vec<u8>, words: &[u64]) {
 
 /// Appends a text of ours, cut to what may be sent.
 fn text(out: &mut Vec<u8>, said: &str) {
-    let end = said.floor_char_boundary(MAX_TEXT);
+    let mut end = said.len().min(MAX_TEXT);
+    while !said.is_char_boundary(end) {
+        end -= 1;
+    }
     out.extend_from_slice(&said.as_bytes()[..end]);
 }
 
@@ -420,7 +437,11 @@ mod tests {
             raw[0..4].copy_from_slice(&MAGIC.to_le_bytes());
             raw[4] = kind;
             raw[8..12].copy_from_slice(&(len as u32).to_le_bytes());
-            assert_eq!(Frame::header(&raw).unwrap_err().kind(), ErrorKind::Integrity, "{kind} {len}");
+            assert_eq!(
+                Frame::header(&raw).unwrap_err().kind(),
+                ErrorKind::Integrity,
+                "{kind} {len}"
+            );
         }
     }
 

@@ -76,6 +76,11 @@ impl Control {
         Ok(())
     }
 
+    /// Whether [`push`](Self::push) would take work now.
+    pub(super) fn takes_work(&self) -> bool {
+        !self.ended() && !self.queue.lock().expect("no holder panics").closed
+    }
+
     pub(super) fn pop(&self) -> Option<Arc<Work>> {
         self.queue.lock().expect("no holder panics").works.pop_front()
     }
@@ -130,6 +135,14 @@ impl Lanes {
     pub(crate) fn end(&self, peer: PeerKey) {
         let list = self.list.lock().expect("no holder panics");
         for (_, control) in list.iter().filter(|(key, _)| *key == peer) {
+            control.end();
+        }
+    }
+
+    /// Ends every lane, the peers' connections untouched.
+    #[cfg(test)]
+    pub(crate) fn end_all(&self) {
+        for (_, control) in self.list.lock().expect("no holder panics").iter() {
             control.end();
         }
     }

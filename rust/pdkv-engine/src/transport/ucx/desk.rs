@@ -60,7 +60,11 @@ impl Desk {
     /// `PeerLost` at the end of the channel or when the lane is to end, `Integrity` for garbage.
     pub(super) fn listen(&mut self) -> Result<()> {
         if self.control.ended() {
-            return Err(Error::new(ErrorKind::PeerLost, "lane", "the lane was ended on this side"));
+            return Err(Error::new(
+                ErrorKind::PeerLost,
+                "lane",
+                "the lane was ended on this side",
+            ));
         }
         if self.socket.blocked() {
             self.socket.flush()?;

@@ -11,9 +11,7 @@ use pdkv_core::id::PeerKey;
 use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_ucx::{
-    Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Tally, Worker,
-};
+use pdkv_ucx::{Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Tally, Worker};
 
 use super::codec::{Frame, Mode, misplaced};
 use super::desk::Desk;
@@ -88,7 +86,11 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
     let (carrier, over) = (carrier_of(&probe), names(&probe.transports));
     let policy = desk.shared.config.ucx.one_sided;
     if !policy.allows(carrier) {
-        return Ok(Err(format!("{}, `one_sided` is `{}`", by(carrier, &over), policy.as_str())));
+        return Ok(Err(format!(
+            "{}, `one_sided` is `{}`",
+            by(carrier, &over),
+            policy.as_str()
+        )));
     }
     desk.send(&Frame::Verdict {
         carrier,
@@ -239,7 +241,10 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
         return decline(desk, Some(&worker), reason, deadline).map(Err);
     }
     // From now on the peer can write here without another word; a lost one is out when this lane is.
-    if !desk.shared.add_writer(peer, Writer::Lane(std::sync::Arc::clone(&desk.control))) {
+    if !desk
+        .shared
+        .add_writer(peer, Writer::Lane(std::sync::Arc::clone(&desk.control)))
+    {
         return Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile"));
     }
     desk.send(&Frame::Ready)?;
@@ -314,13 +319,17 @@ fn error_mode(mode: Mode) -> ErrorMode {
     }
 }
 
-/// What carries a put, given what UCX says about one. What it says nothing about may be anything.
+/// What carries a put, given what UCX says about one. What it says nothing about may be anything. Old
+/// releases never say; there, adapters that put by themselves must be all that the connection has.
 fn carrier_of(probe: &Probe) -> Carrier {
-    let only = |kind: Link| !probe.transports.is_empty() && probe.transports.iter().all(|one| one.link() == kind);
+    let lanes = &probe.transports;
+    let all = |is: fn(&Resource) -> bool| !lanes.is_empty() && lanes.iter().all(is);
+    let said = lanes.iter().all(|lane| probe.info.contains(&lane.to_string()));
+    let puts = |lane: &Resource| ["rc_", "dc_"].iter().any(|name| lane.transport.starts_with(name));
     match () {
         () if probe.emulated => Carrier::Emulated,
-        () if only(Link::Rdma) => Carrier::Rdma,
-        () if only(Link::KernelCopy) => Carrier::Kernel,
+        () if all(Resource::is_rdma) && (said || all(puts)) => Carrier::Rdma,
+        () if all(|lane| lane.link() == Link::KernelCopy) && said => Carrier::Kernel,
         () => Carrier::Emulated,
     }
 }
@@ -345,9 +354,9 @@ fn detail(manner: Manner, over: &str, context: &Context) -> String {
 mod tests {
     use super::*;
 
-    fn probe(emulated: bool, transports: &[&str]) -> Probe {
+    fn probe(emulated: bool, transports: &[&str], said: bool) -> Probe {
         Probe {
-            info: String::new(),
+            info: if said { transports.join(" ") } else { String::new() },
             transports: transports.iter().map(|name| Resource::parse(name).unwrap()).collect(),
             emulated,
         }
@@ -366,7 +375,20 @@ mod tests {
             (false, &["newer/thing"], Carrier::Emulated),
             (false, &[], Carrier::Emulated),
         ] {
-            assert_eq!(carrier_of(&probe(emulated, transports)), carrier, "{transports:?}");
+            assert_eq!(
+                carrier_of(&probe(emulated, transports, true)),
+                carrier,
+                "{transports:?}"
+            );
+        }
+        // Where UCX says nothing, only what can't be anything else counts.
+        for (transports, carrier) in [
+            (&["rc_verbs/mlx5_0:1"][..], Carrier::Rdma),
+            (&["ud_verbs/mlx5_0:1"], Carrier::Emulated),
+            (&["rc_verbs/mlx5_0:1", "tcp/eth0"], Carrier::Emulated),
+            (&["cma/memory"], Carrier::Emulated),
+        ] {
+            assert_eq!(carrier_of(&probe(false, transports, false)), carrier, "{transports:?}");
         }
     }
 }

@@ -97,7 +97,7 @@ impl UcxLink {
         let _making = self.making.lock().expect("no holder panics");
         {
             let state = self.state();
-            if let Some(lane) = state.lane.as_ref().filter(|lane| !lane.is_gone()) {
+            if let Some(lane) = state.lane.as_ref().filter(|lane| lane.takes_work()) {
                 return Ok(Arc::clone(lane));
             }
             if let Some(reason) = &state.broken {
@@ -137,12 +137,11 @@ impl UcxLink {
 
     /// Makes a new lane for work that found none; blocks, so on a thread of its own.
     fn start_anew(&self, work: Arc<Work>) {
-        let given = self.make(&work.shared).map_err(|error| {
+        let given = self.make(&work.shared).inspect_err(|error| {
             let mut state = self.state();
             if !state.lost {
-                state.broken.get_or_insert_with(|| reason_of(&error));
+                state.broken.get_or_insert_with(|| reason_of(error));
             }
-            error
         });
         let refused = match given {
             Ok(lane) => lane.push(work).err().map(|work| (work, ended())),
@@ -158,11 +157,17 @@ impl UcxLink {
 impl Link for UcxLink {
     fn capability(&self) -> Capability {
         let least = Capability::lane(Manner::ActiveMessages, Carrier::Emulated);
-        self.state().agreed.as_ref().map_or(least, |(capability, _)| *capability)
+        self.state()
+            .agreed
+            .as_ref()
+            .map_or(least, |(capability, _)| *capability)
     }
 
     fn detail(&self) -> String {
-        self.state().agreed.as_ref().map_or_else(String::new, |(_, detail)| detail.clone())
+        self.state()
+            .agreed
+            .as_ref()
+            .map_or_else(String::new, |(_, detail)| detail.clone())
     }
 
     fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
@@ -219,3 +224,6 @@ fn reason_of(error: &Error) -> String {
         None => error.message().to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use pdkv_core::id::{PeerKey, RegionId};
 use pdkv_core::lane::Manner;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
-use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, Tally};
+use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, PieceMemory, Tally};
 
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
@@ -137,7 +137,7 @@ impl Owner {
             Target::Spans { .. } => {
                 let found = raw_spans(&desk.shared, spans, request.bytes)?;
                 let piece = |(region, offset, len): &(Arc<HostRegion>, u64, u64)| {
-                    let memory = handle(desk, made, region)?;
+                    let memory = PieceMemory::Mapped(handle(desk, made, region)?);
                     Ok(Piece {
                         memory,
                         offset: *offset,
@@ -221,7 +221,13 @@ impl Owner {
         let Some(mut served) = self.served.remove(&id) else {
             return Ok(false);
         };
-        let cancelled = || Error::new(ErrorKind::TransferCancelled, "serve", "the claim ended before the payload came");
+        let cancelled = || {
+            Error::new(
+                ErrorKind::TransferCancelled,
+                "serve",
+                "the claim ended before the payload came",
+            )
+        };
         let failure = served.failure.take().or_else(|| served.tally.failure());
         let failure = failure.or_else(|| (!served.moving).then(cancelled));
         match (failure, served.verb) {
@@ -293,7 +299,7 @@ fn pieces_of(desk: &Desk, made: &Made, permit: &Permit) -> Result<Vec<Piece>> {
     let mut pieces = Vec::new();
     let _ = permit.serving.walk.walk(permit.units.clone(), |span| {
         pieces.push(Piece {
-            memory: Arc::clone(&handles[span.region as usize]),
+            memory: PieceMemory::Mapped(Arc::clone(&handles[span.region as usize])),
             offset: span.offset,
             len: span.len,
         });

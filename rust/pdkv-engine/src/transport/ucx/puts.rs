@@ -130,7 +130,9 @@ impl Puts {
             }
         };
         for region in &work.remote {
-            if !self.keys.contains_key(&region.id) {
+            let known = self.keys.get(&region.id).map(|known| &known.key);
+            // What was refused once may have been refused for want of memory.
+            if !matches!(known, Some(Key::Asked | Key::Have(_))) {
                 self.keys.retain(|_, known| known.region.strong_count() > 0);
                 let known = Known {
                     region: Arc::downgrade(region),
@@ -196,14 +198,13 @@ impl Job {
         for region in &self.work.remote {
             match keys.get(&region.id).map(|known| &known.key) {
                 Some(Key::Have(key)) => found.push(Rc::clone(key)),
-                Some(Key::Asked) => return false,
                 Some(Key::Refused(reason)) => {
                     let text = format!("region `{}` of the peer can't be reached: {reason}", region.id);
                     self.work.fail(Error::new(ErrorKind::Region, "lane", text));
                     self.stage = Stage::Draining;
                     return true;
                 }
-                None => return false,
+                Some(Key::Asked) | None => return false,
             }
         }
         self.remote = found;
@@ -284,11 +285,10 @@ impl Posting<'_> {
         let _ = plan.walk(units, |run| {
             let (near, far) = if reads { (run.dst, run.src) } else { (run.src, run.dst) };
             let pair = (near.region, far.region);
-            if self.spans.len() == BATCH || (pair != self.pair && !self.spans.is_empty()) {
-                if let Err(stop) = self.flush() {
-                    halt = Some(stop);
-                    return ControlFlow::Break(());
-                }
+            let full = self.spans.len() == BATCH || (pair != self.pair && !self.spans.is_empty());
+            if full && let Err(stop) = self.flush() {
+                halt = Some(stop);
+                return ControlFlow::Break(());
             }
             self.pair = pair;
             self.spans.push(Span {

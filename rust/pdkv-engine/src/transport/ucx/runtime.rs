@@ -11,7 +11,7 @@ use pdkv_core::lane::Manner;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 use pdkv_ucx::find::{self, Search};
-use pdkv_ucx::{Context, Library, MemoryHandle, Settings};
+use pdkv_ucx::{Context, Features, Library, MemoryHandle, Settings};
 
 use crate::config::{EngineConfig, TransportKind, UcxConfig};
 use crate::registry::Registry;
@@ -71,7 +71,10 @@ impl Runtime {
         let library = library.get_or_init(|| load(config)).clone()?;
         let open = || {
             let settings = Settings::new(config.settings.iter().cloned());
-            Context::open(&library, &settings)
+            let features = Features {
+                one_sided: manner == Manner::OneSided,
+            };
+            Context::open(&library, &settings, features)
         };
         context.get_or_init(open).clone()
     }

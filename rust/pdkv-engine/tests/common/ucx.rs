@@ -1,0 +1,80 @@
+//! UCX as tests find it, and lanes of either manner over transports of their choice.
+
+use std::path::PathBuf;
+
+use pdkv_engine::{OneSidedPolicy, TransportKind, UcxConfig};
+
+use super::Way;
+
+/// How the engines of a test use UCX.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    /// What `UCX_TLS` would say.
+    tls: &'static str,
+    /// Put and get, however they are carried; otherwise messages.
+    pub(crate) puts: bool,
+}
+
+impl Lane {
+    pub(crate) const fn puts(tls: &'static str) -> Self {
+        Self { tls, puts: true }
+    }
+
+    pub(crate) const fn messages(tls: &'static str) -> Self {
+        Self { tls, puts: false }
+    }
+}
+
+impl From<Lane> for Way {
+    fn from(lane: Lane) -> Self {
+        Self {
+            kind: TransportKind::Ucx,
+            lane: Some(lane),
+        }
+    }
+}
+
+pub(crate) fn config(lane: Lane) -> UcxConfig {
+    UcxConfig {
+        library: copies().into_iter().next(),
+        one_sided: if lane.puts {
+            OneSidedPolicy::Any
+        } else {
+            OneSidedPolicy::Never
+        },
+        settings: vec![("TLS".to_owned(), lane.tls.to_owned())],
+        ..UcxConfig::default()
+    }
+}
+
+/// The copies of UCX that the environment names for tests.
+pub(crate) fn copies() -> Vec<PathBuf> {
+    let listed = std::env::var("PDKV_TEST_UCX").unwrap_or_default();
+    let named = listed.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
+    let chosen = std::env::var("PDKV_UCX_LIBRARY").ok().map(PathBuf::from);
+    chosen.into_iter().chain(named).collect()
+}
+
+/// Whether this machine has a UCX to test with; says so when it hasn't.
+pub(crate) fn is_here() -> bool {
+    static HERE: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+        let search = pdkv_ucx::find::Search {
+            explicit: copies().into_iter().next(),
+            ..Default::default()
+        };
+        match pdkv_ucx::find::find(&search).0 {
+            Ok(_) => true,
+            Err(error) => {
+                let required = std::env::var_os("PDKV_UCX_REQUIRED").is_some();
+                assert!(!required, "UCX is required here: {error:?}");
+                std::io::Write::write_all(
+                    &mut std::io::stderr(),
+                    format!("no UCX to test with: {error}\n").as_bytes(),
+                )
+                .expect("stderr");
+                false
+            }
+        }
+    });
+    *HERE
+}
