@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench.fake import World
+from bench.fake import Native, World
 from bench.test_cases import CASE
-from pdkv.bench import floors, latency, producer
+from pdkv.bench import floors, latency, perftest, producer
 from pdkv.bench.measure import Bench
-from pdkv.errors import TransferError
+from pdkv.bench.ucx import Ucx
+from pdkv.errors import TransferError, UnsupportedError
 
 
 @contextmanager
@@ -33,6 +34,58 @@ def test_every_operation_moves_every_byte_beside_its_limit(op, path):
     assert ours.ratio == pytest.approx(limit.p50_us / ours.p50_us, rel=0.05)
     assert limit.gb_per_s == ours.limit_gb_per_s
     assert next(world.numbers) == (3 + 2) * CASE.requests
+
+
+UCX = replace(CASE, transport="auto", ucx=Ucx(tls="tcp", window=7))
+
+
+@pytest.mark.parametrize(("op", "verb"), [("pull", "get"), ("push", "put"), ("read", "get"), ("write", "put")])
+def test_ucx_is_measured_beside_the_loop_of_the_same_verb_and_its_own_benchmark(op, verb, monkeypatch):
+    monkeypatch.setattr(perftest, "find", lambda library: perftest.Tool("ucx_perftest", "1.2.3"))
+    asked = []
+
+    def run(tool, test, message_bytes, messages, window, given, timeout_s):
+        asked.append((test, message_bytes, window, given))
+        return perftest.Result(messages, 5e9)
+
+    monkeypatch.setattr(perftest, "run", run)
+    with bench(World(path="ucx")) as runner:
+        ours, loop, one_block, peer = runner.run(replace(UCX, op=op))
+    assert [row.op for row in (loop, one_block)] == [f"ucp_{verb}_nbx loop", f"ucp_{verb}_nbx loop, one block"]
+    assert loop.kind == one_block.kind == "limit"
+    assert ours.wrong == loop.wrong == one_block.wrong == 0
+    assert (ours.limit_gb_per_s, loop.ratio) == (loop.gb_per_s, 1.0)
+    test = "ucp_get" if verb == "get" else "ucp_put_bw"
+    assert (peer.kind, peer.op, peer.gb_per_s) == ("peer", f"ucx_perftest {test}", 5.0)
+    assert peer.pdkv_ratio == pytest.approx(ours.gb_per_s / 5.0, rel=0.05)
+    assert asked
+    assert all(one == (test, CASE.page_bytes, 7, {"TLS": "tcp"}) for one in asked)
+    assert Native.UcxLoop.open == 0
+
+
+def test_where_ucx_s_own_benchmark_is_missing_or_fails_its_row_says_why(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with bench(World(path="ucx")) as runner:
+        *_, peer = runner.run(UCX)
+    assert (peer.gb_per_s, peer.ratio, peer.pdkv_ratio) == (0.0, None, None)
+    assert "ucx_perftest" in peer.note
+
+    monkeypatch.setattr(perftest, "find", lambda library: perftest.Tool("ucx_perftest", "1.2.3"))
+    monkeypatch.setattr(perftest, "run", lambda *_: perftest.parse("no device"))
+    with bench(World(path="ucx")) as runner:
+        *_, peer = runner.run(UCX)
+    assert (peer.gb_per_s, peer.iters) == (0.0, 0)
+    assert "no device" in peer.note
+
+
+def test_a_loop_that_cannot_be_opened_says_why(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(Native.UcxLoop, "refusal", UnsupportedError("no UCX anywhere"))
+    with bench(World(path="ucx")) as runner:
+        ours, loop, _ = runner.run(UCX)
+    assert (loop.op, loop.gb_per_s) == ("ucp_get_nbx loop", 0.0)
+    assert "no UCX anywhere" in loop.note
+    assert ours.ratio is None
 
 
 @pytest.mark.parametrize("transfer", [0, 4, 8])

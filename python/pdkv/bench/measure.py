@@ -105,7 +105,7 @@ class Bench:
                         wrong += count
                     self.tick()
             finally:
-                for other in others:
+                for other in reversed(others):
                     other.close()
             wrong += side.find_touched().report("pages outside the table")
         return make_rows(case, timings, wrong, [other.beside() for other in others], host.versions(), gate.loads)

@@ -19,6 +19,7 @@ from pdkv.bench.cases import Case
 from pdkv.bench.control import Channel, Message
 from pdkv.bench.limits import StreamSource
 from pdkv.bench.side import Side, Toolkit, idle_engines
+from pdkv.bench.ucx_loop import LoopEnd
 from pdkv.errors import ConfigError, PdkvError
 
 
@@ -31,6 +32,7 @@ class Producer:
         self._insecure, self._timeout_s = insecure, timeout_s
         self._side: Side | None = None
         self._streams: StreamSource | None = None
+        self._loop: LoopEnd | None = None
         self._idle: list[Any] = []
         self._greeted = False
         self._handlers: dict[str, Callable[[Message], Message]] = {
@@ -43,6 +45,10 @@ class Producer:
             "move": self._move,
             "streams": self._open_streams,
             "send": self._send,
+            "loop_open": self._open_loop,
+            "loop_connect": self._connect_loop,
+            "loop_run": self._run_loop,
+            "loop_close": self._close_loop,
             "idle": self._open_idle,
             "close": self._close,
         }
@@ -115,6 +121,24 @@ class Producer:
             raise ConfigError("no streams are open")
         return {"seconds": self._streams.send()}
 
+    def _open_loop(self, _: Message) -> Message:
+        self._close_loop({})
+        self._loop = LoopEnd(self._kit.native, self._open_side)
+        return self._loop.describe()
+
+    def _connect_loop(self, request: Message) -> Message:
+        self._open_end.connect(request)
+        return {}
+
+    def _run_loop(self, request: Message) -> Message:
+        return {"seconds": self._open_end.run(one_block=request["one_block"] is True)}
+
+    def _close_loop(self, _: Message) -> Message:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+        return {}
+
     def _open_idle(self, request: Message) -> Message:
         self._idle = idle_engines(self._kit, _number(request, "count"))
         return {"addresses": [engine.address for engine in self._idle]}
@@ -123,6 +147,7 @@ class Producer:
         if self._streams is not None:
             self._streams.close()
             self._streams = None
+        self._close_loop({})
         for engine in self._idle:
             engine.close()
         self._idle = []
@@ -130,6 +155,12 @@ class Producer:
             self._side.close()
             self._side = None
         return {}
+
+    @property
+    def _open_end(self) -> LoopEnd:
+        if self._loop is None:
+            raise ConfigError("no loop is open")
+        return self._loop
 
     @property
     def _open_side(self) -> Side:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pdkv.bench import control, perftest, ucxx_peer
+from pdkv.bench import control, perftest, ucx_loop, ucxx_peer
 from pdkv.bench.control import Channel
 from pdkv.bench.limits import Rival, limit_for
 from pdkv.bench.rows import Beside
@@ -124,6 +124,13 @@ def entries(path: str, detail: str, wanted: Wanted, side: Side, opened: control.
     if wanted.limits and (limit := limit_for(path, wanted.kit.native, side, wanted.producer, opened)) is not None:
         found.append(Entry(limit.kind, limit.name, rival=limit))
     if wanted.limits and path == "ucx":
+        loop = _entry(
+            "limit", ucx_loop.loop_name(case.active), lambda: ucx_loop.Loop(wanted.kit.native, side, producer)
+        )
+        found.append(loop)
+        if isinstance(loop.rival, ucx_loop.Loop):
+            one = ucx_loop.OneBlock(loop.rival)
+            found.append(Entry(one.kind, one.name, rival=one))
         test = perftest_name(case.op, detail)
         found.append(_entry("peer", f"ucx_perftest {test}", lambda: Perftest(side, producer, test, case.ucx.path)))
     if "ucxx" in wanted.compare:

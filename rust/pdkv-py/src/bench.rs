@@ -15,6 +15,12 @@ use crate::enter;
 /// Unsigned 64-bit integers from a buffer, such as a numpy array.
 pub(crate) struct Words(Vec<u64>);
 
+impl Words {
+    pub(crate) fn into_inner(self) -> Vec<u64> {
+        self.0
+    }
+}
+
 impl<'a, 'py> FromPyObject<'a, 'py> for Words {
     type Error = PyErr;
 

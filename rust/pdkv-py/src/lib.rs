@@ -5,6 +5,7 @@
 //! through `enter.rs`; every pointer that Python hands over is in `buffers.rs`.
 
 mod bench;
+mod bench_ucx;
 mod blocks;
 mod buffers;
 mod build;
@@ -40,6 +41,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::bench::{limit_cma, limit_copy, limit_tcp_recv, limit_tcp_send, pattern_fill, pattern_verify};
+    #[pymodule_export]
+    use crate::bench_ucx::PyUcxLoop;
     #[pymodule_export]
     use crate::buffers::{buffer_address, dlpack_facts};
     #[pymodule_export]

@@ -110,7 +110,7 @@ pub(crate) fn cuda_probe(py: Python<'_>) -> PyResult<(bool, String)> {
 }
 
 /// Where wheels lie, as the search takes it. An origin that is neither is a folder of the system's.
-fn places(wheels: Vec<(String, PathBuf)>) -> Vec<(Origin, PathBuf)> {
+pub(crate) fn places(wheels: Vec<(String, PathBuf)>) -> Vec<(Origin, PathBuf)> {
     let known = [Origin::NixlWheel, Origin::LibucxWheel];
     let origin = |name: &str| known.into_iter().find(|origin| origin.as_str() == name);
     wheels

@@ -28,6 +28,7 @@ mod globals;
 mod guard;
 mod inbox;
 mod library;
+pub mod limit;
 mod log;
 mod memory;
 mod message;
