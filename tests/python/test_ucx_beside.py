@@ -28,6 +28,15 @@ assert ("tcp", "lo") in facts["transports"], facts
 copies = {Path(line.split()[-1]).resolve() for line in open("/proc/self/maps") if "libucp" in line}
 assert copies == {Path(facts["library"])}, copies
 
+# Bytes go over it.
+target = bytearray(4096)
+with pdkv.Engine("a", transports=["ucx", "tcp"]) as a, pdkv.Engine("b", transports=["ucx", "tcp"]) as b:
+    source = a.register(bytearray(range(256)) * 16).describe()
+    transfer = b.connect(a.address).read(b.register(target), source, require="ucx")
+    transfer.wait(20)
+    assert target == bytes(range(256)) * 16
+    assert f"UCX {facts['version']}" in transfer.path.detail, transfer.path.detail
+
 # What would mix with it is refused before it is loaded, and what cannot is not.
 others = [Path(text) for text in os.environ["OTHERS"].split(":") if text]
 for other in others:

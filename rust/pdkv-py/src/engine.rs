@@ -80,12 +80,12 @@ impl PyEngine {
         let mut config = EngineConfig {
             listen,
             insecure,
-            ucx: ucx::config(py, ucx)?,
             ..EngineConfig::default()
         };
         if let Some(names) = transports {
             config.transports = Some(enter::attached(py, || names.iter().map(|name| name.parse()).collect())?);
         }
+        config.ucx = ucx::config(py, ucx, config.transports.as_deref())?;
         config.threads = threads.unwrap_or(config.threads);
         config.tcp_streams = tcp_streams.unwrap_or(config.tcp_streams);
         config.heartbeat = enter::timeout(py, "heartbeat_s", heartbeat_s)?.unwrap_or(config.heartbeat);

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use pdkv_core::{Error, ErrorKind};
 use pdkv_device::cuda::{self, Presence};
-use pdkv_engine::UcxConfig;
+use pdkv_engine::{TransportKind, UcxConfig};
 use pdkv_ucx::find::{self, Search};
 use pdkv_ucx::{Context, Features, Library, Origin, Resource, Settings, Source};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -23,10 +24,22 @@ struct Fields {
     settings: BTreeMap<String, String>,
 }
 
-/// Reads the settings, or takes the defaults.
-pub(crate) fn config(py: Python<'_>, ucx: Option<&Bound<'_, PyAny>>) -> PyResult<UcxConfig> {
+/// Reads the settings, or takes the defaults, and looks for wheels where the engine will need a UCX.
+pub(crate) fn config(
+    py: Python<'_>,
+    ucx: Option<&Bound<'_, PyAny>>,
+    transports: Option<&[TransportKind]>,
+) -> PyResult<UcxConfig> {
+    let needed = transports.map_or_else(
+        || !find::rdma_devices().is_empty(),
+        |named| named.contains(&TransportKind::Ucx),
+    );
+    let search = if needed { wheels(py)? } else { Vec::new() };
     let Some(ucx) = ucx else {
-        return Ok(UcxConfig::default());
+        return Ok(UcxConfig {
+            search,
+            ..UcxConfig::default()
+        });
     };
     let fields: Fields = ucx.extract().map_err(|_| {
         let what = format!("`ucx` is a `{}`", blocks::type_name(ucx));
@@ -35,10 +48,19 @@ pub(crate) fn config(py: Python<'_>, ucx: Option<&Bound<'_, PyAny>>) -> PyResult
     })?;
     Ok(UcxConfig {
         library: fields.library,
+        search,
         one_sided: enter::attached(py, || fields.one_sided.parse())?,
         settings: fields.settings.into_iter().collect(),
-        ..UcxConfig::default()
     })
+}
+
+/// Where installed wheels keep a UCX, as Python knows.
+fn wheels(py: Python<'_>) -> PyResult<Vec<(Origin, PathBuf)>> {
+    let folders = py
+        .import(intern!(py, "pdkv.wheels"))?
+        .call_method0(intern!(py, "folders"))?
+        .extract()?;
+    Ok(places(folders))
 }
 
 /// One copy of UCX: origin, path, modules beside it, whether RDMA is among them, why it can't be opened here.
