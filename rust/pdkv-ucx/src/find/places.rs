@@ -39,7 +39,7 @@ pub(super) fn system(host: &Host<'_>) -> Vec<PathBuf> {
     folders.extend(configured(host));
     folders.push(host.path(&format!("/usr/lib/{ARCH}-linux-gnu")));
     folders.extend(DEFAULTS.iter().map(|folder| host.path(folder)));
-    folders.iter().filter_map(|folder| in_folder(folder)).collect()
+    folders.iter().filter_map(|folder| plain_in(folder)).collect()
 }
 
 /// The library that a setting or a wheel means: the file itself, or the one in the folder.
@@ -89,12 +89,15 @@ fn below(root: &Path) -> Vec<PathBuf> {
     BELOW_ROOT.iter().map(|folder| root.join(folder)).collect()
 }
 
-fn in_folder(folder: &Path) -> Option<PathBuf> {
-    if folder.as_os_str().is_empty() {
-        return None;
-    }
+/// An empty name, as in a `LD_LIBRARY_PATH` that ends in a colon, would be the working folder: not looked into.
+fn plain_in(folder: &Path) -> Option<PathBuf> {
     let plain = folder.join(LIBRARY);
-    if plain.is_file() {
+    (!folder.as_os_str().is_empty() && plain.is_file()).then_some(plain)
+}
+
+/// Also under a hashed name, for folders of wheels: those of the system are long and hold none.
+fn in_folder(folder: &Path) -> Option<PathBuf> {
+    if let Some(plain) = plain_in(folder) {
         return Some(plain);
     }
     let hashed = |name: &String| name.starts_with("libucp-") && is_named(name, "libucp");
