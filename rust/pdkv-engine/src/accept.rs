@@ -14,7 +14,7 @@ use crate::channel::Channel;
 use crate::connect::{STREAM_READY, fresh_token, hello_of};
 use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
-use crate::suspect::Writer;
+use crate::suspect::{self, Writer};
 use crate::transport::tcp::{Socket, serve_stream};
 use crate::transport::ucx;
 
@@ -48,7 +48,7 @@ pub(crate) fn welcome(
 
 fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, hello: Hello) -> Result<Arc<Reader>> {
     let token = fresh_token()?;
-    let writer = Writer::behind(&hello);
+    let (writer, same_host) = (Writer::behind(&hello), suspect::same_host(&hello));
     let key = shared.new_peer_key();
     let reader = Arc::new(Reader::new(key, Arc::clone(&stream), decoder));
     // The answer lists what is registered; whatever is registered later is advertised to the peers
@@ -70,6 +70,7 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
                         link: None,
                         reader: Arc::clone(&reader),
                         writers: writer.into_iter().collect(),
+                        same_host,
                     },
                 );
                 state.node.peer_up(now, key, Role::Owner, established.remote_peer());

@@ -67,6 +67,7 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
             link: Some(Arc::clone(&link)),
             reader: Arc::clone(&reader),
             writers: Vec::new(),
+            same_host: false,
         };
         state.peers.insert(key, entry);
         state.node.peer_up(now, key, Role::Initiator, established.remote_peer());

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use mio::Waker;
 use pdkv_core::id::{ExportId, Incarnation, PeerKey, SessionToken, TransferId};
+use pdkv_core::lane::Carrier;
 use pdkv_core::node::Node;
 use pdkv_core::reference::Reference;
 use pdkv_core::wire::{Advertise, Goodbye, Message, Withdraw};
@@ -34,7 +35,7 @@ use crate::transfer::TransferCore;
 use crate::transport::Work;
 use crate::transport::serving::Servings;
 use crate::transport::tcp::Streams;
-use crate::transport::ucx::{Lanes, Runtime};
+use crate::transport::ucx::{Control, Lanes, Runtime};
 
 pub(crate) struct Shared {
     pub(crate) name: String,
@@ -91,6 +92,8 @@ pub(crate) struct PeerEntry {
     pub(crate) reader: Arc<Reader>,
     /// Who may write into our memory behind our back; for accepted peers.
     pub(crate) writers: Vec<Writer>,
+    /// Whether it says that it runs on this host; for accepted peers.
+    pub(crate) same_host: bool,
 }
 
 impl PeerEntry {
@@ -363,15 +366,24 @@ impl Shared {
         known(entry)
     }
 
-    /// Remembers one more who may write for an accepted peer; `false` when the peer is lost.
-    pub(crate) fn add_writer(&self, peer: PeerKey, writer: Writer) -> bool {
+    /// Remembers a one-sided lane on which an accepted peer may write.
+    ///
+    /// # Errors
+    /// `PeerLost`; `Unsupported` when the end of the lane would not be the end of the peer's writing.
+    pub(crate) fn add_lane(&self, peer: PeerKey, lane: &Arc<Control>, carrier: Carrier) -> Result<()> {
         let mut state = self.lock();
         let Some(entry) = state.peers.get_mut(&peer) else {
-            return false;
+            return Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile"));
         };
+        let watched = entry.writers.iter().any(|writer| !matches!(writer, Writer::Lane(_)));
+        // The kernel copies for whoever asks it, our worker or no.
+        if carrier != Carrier::Rdma && entry.same_host && !watched {
+            let text = "its process can't be watched by the other side";
+            return Err(Error::new(ErrorKind::Unsupported, "lane", text));
+        }
         entry.writers.retain(|writer| !writer.is_spent());
-        entry.writers.push(writer);
-        true
+        entry.writers.push(Writer::Lane(Arc::clone(lane)));
+        Ok(())
     }
 
     /// Whether any of these transfers of ours is not quiesced.

@@ -29,11 +29,7 @@ impl Writer {
     /// The writer behind a hello; `None` when the peer can only write through our data streams, or is
     /// in another PID namespace, where the number it gives means another process.
     pub(crate) fn behind(hello: &Hello) -> Option<Self> {
-        let here = pdkv_device::host_facts();
-        if here.boot_id.is_empty()
-            || here.boot_id != hello.host.boot_id
-            || here.pid_namespace != hello.host.pid_namespace
-        {
+        if !same_host(hello) || pdkv_device::host_facts().pid_namespace != hello.host.pid_namespace {
             return None;
         }
         if hello.host.pid == std::process::id() {
@@ -60,6 +56,12 @@ impl Writer {
     pub(crate) fn is_spent(&self) -> bool {
         matches!(self, Self::Lane(lane) if lane.is_gone())
     }
+}
+
+/// Whether the peer says that it runs on this host, in whatever namespace.
+pub(crate) fn same_host(hello: &Hello) -> bool {
+    let here = pdkv_device::host_facts().boot_id;
+    !here.is_empty() && here == hello.host.boot_id
 }
 
 /// The lost peers whose writers are waited for.

@@ -16,8 +16,8 @@ fn all_blocks() -> Vec<u32> {
 
 #[test]
 fn a_cancelled_pull_never_writes_after_it_is_quiesced() {
-    for &kind in common::OWN {
-        let pair = Pair::new(kind);
+    for way in common::every_way() {
+        let pair = Pair::new(way);
         for _ in 0..12 {
             let export = pair.source.export(table(&all_blocks()), 256, b"", 1, LEASE).unwrap();
             let transfer = pair
@@ -52,8 +52,8 @@ fn a_cancelled_pull_never_writes_after_it_is_quiesced() {
 
 #[test]
 fn an_export_released_under_a_pull_is_never_reported_done_afterwards() {
-    for &kind in common::OWN {
-        let pair = Pair::new(kind);
+    for way in common::every_way() {
+        let pair = Pair::new(way);
         for round in 0..12 {
             let export = pair.source.export(table(&all_blocks()), 256, b"", 1, LEASE).unwrap();
             let transfer = pair
@@ -82,8 +82,8 @@ fn an_export_released_under_a_pull_is_never_reported_done_afterwards() {
 
 #[test]
 fn a_released_offer_is_quiesced_only_when_nobody_writes_any_more() {
-    for &kind in common::OWN {
-        let pair = Pair::new(kind);
+    for way in common::every_way() {
+        let pair = Pair::new(way);
         for _ in 0..12 {
             let offer = pair.source.offer(table(&all_blocks()), 256, b"", LEASE).unwrap();
             let transfer = pair
@@ -100,7 +100,7 @@ fn a_released_offer_is_quiesced_only_when_nobody_writes_any_more() {
                 assert_eq!(
                     bytes,
                     common::expected(5, 1, block),
-                    "{kind}: block {block} was written late"
+                    "{way:?}: block {block} was written late"
                 );
             }
         }
@@ -109,10 +109,14 @@ fn a_released_offer_is_quiesced_only_when_nobody_writes_any_more() {
 
 #[test]
 fn an_offer_outlives_the_connection_as_long_as_its_writer_copies() {
-    for kind in [TransportKind::Inproc, TransportKind::Shm, TransportKind::Cma] {
-        let (owner, writer) = (engine("owner", &[kind]), engine("writer", &[kind]));
-        let target = common::cache_of(&owner, common::memory_for(kind), 16 << 10);
-        let source = common::cache_of(&writer, common::memory_for(kind), 16 << 10);
+    // On the other ways the owner's own threads place the bytes, and stop when told.
+    for way in common::every_way()
+        .into_iter()
+        .filter(|way| way.kind != TransportKind::Tcp && way.is_direct())
+    {
+        let (owner, writer) = (way.engine("owner"), way.engine("writer"));
+        let target = common::cache_of(&owner, common::memory_for(way.kind), 16 << 10);
+        let source = common::cache_of(&writer, common::memory_for(way.kind), 16 << 10);
         for _ in 0..6 {
             let peer = writer
                 .connect(owner.address().unwrap(), Duration::from_secs(30))
@@ -129,7 +133,7 @@ fn an_offer_outlives_the_connection_as_long_as_its_writer_copies() {
             assert!(offer.wait_quiesced(WAIT));
             assert!(
                 transfer.quiesced(),
-                "{kind}: blocks were reusable while they were written"
+                "{way:?}: blocks were reusable while they were written"
             );
         }
     }

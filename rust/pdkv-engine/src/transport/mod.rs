@@ -69,7 +69,13 @@ pub(crate) fn pick(ways: &[Way], regions: &[Arc<RemoteRegion>], need: Need) -> R
     let offer = |way: &Way| Offer {
         transport: way.kind,
         usable: match &way.link {
-            Ok(link) => link.reaches(regions).map(|()| link.capability()),
+            Ok(link) => link.reaches(regions).and_then(|()| match link.capability() {
+                // What it rides on instead is the reason.
+                able if need.wish.require == Some(Require::Rdma) && !able.rdma => {
+                    Err(format!("not RDMA: {}", link.detail()))
+                }
+                able => Ok(able),
+            }),
             Err(reason) => Err(reason.clone()),
         },
     };

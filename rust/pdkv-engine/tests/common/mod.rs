@@ -29,6 +29,16 @@ pub(crate) const OWN: &[TransportKind] = &[
     TransportKind::Tcp,
 ];
 
+/// Every transport that is to be had here, `ucx` in both manners.
+pub(crate) fn every_way() -> Vec<Way> {
+    let mut ways: Vec<Way> = OWN.iter().map(|&kind| kind.into()).collect();
+    if ucx::is_here() {
+        ways.extend(["tcp", "posix,cma"].map(|tls| Way::from(ucx::Lane::puts(tls))));
+        ways.extend(["tcp", "posix,cma"].map(|tls| Way::from(ucx::Lane::messages(tls))));
+    }
+    ways
+}
+
 /// Where a cache's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {

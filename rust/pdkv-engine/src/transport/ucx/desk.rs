@@ -18,6 +18,8 @@ use super::control::Control;
 use super::socket::LaneSocket;
 use crate::shared::Shared;
 
+/// Frames that are taken in before any is acted on; a peer that says more waits.
+const MAX_BACKLOG: usize = 256;
 /// How long one look at the flags of transfers may be delayed.
 const SLICE: Duration = Duration::from_millis(20);
 
@@ -69,7 +71,9 @@ impl Desk {
         if self.socket.blocked() {
             self.socket.flush()?;
         }
-        while let Some(frame) = self.socket.receive()? {
+        while self.backlog.len() < MAX_BACKLOG
+            && let Some(frame) = self.socket.receive()?
+        {
             self.backlog.push_back(frame);
             self.stir();
         }

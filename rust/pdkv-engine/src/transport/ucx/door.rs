@@ -16,7 +16,6 @@ use pdkv_ucx::{Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link,
 use super::codec::{Frame, Mode, misplaced};
 use super::desk::Desk;
 use super::runtime::{has_adapters, unwanted};
-use crate::suspect::Writer;
 
 /// The id of our active messages.
 pub(super) const MESSAGES: u16 = 0x70;
@@ -241,13 +240,11 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
         return decline(desk, Some(&worker), reason, deadline).map(Err);
     }
     // From now on the peer can write here without another word; a lost one is out when this lane is.
-    if !desk
-        .shared
-        .add_writer(peer, Writer::Lane(std::sync::Arc::clone(&desk.control)))
-    {
-        return Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile"));
+    match desk.shared.add_lane(peer, &desk.control, carrier) {
+        Ok(()) => desk.send(&Frame::Ready)?,
+        Err(error) if error.kind() == ErrorKind::PeerLost => return Err(error),
+        Err(error) => return decline(desk, Some(&worker), error.message().to_owned(), deadline).map(Err),
     }
-    desk.send(&Frame::Ready)?;
     drop(lent);
     Ok(Ok(Made {
         manner,
@@ -335,7 +332,7 @@ fn carrier_of(probe: &Probe) -> Carrier {
 }
 
 fn by(carrier: Carrier, over: &str) -> String {
-    format!("put and get would go by {carrier} over {over}")
+    format!("that would go by {carrier} over {over}")
 }
 
 fn names(transports: &[Resource]) -> String {
