@@ -12,6 +12,7 @@ use crate::abi::{Zeroed, ucp_callback, ucp_ep_h, ucp_ep_params_t, ucp_request_pa
 use crate::memory::{Access, MemoryHandle};
 use crate::remote::RemoteKey;
 use crate::sealed::{self, Kind};
+use crate::status::Posted;
 use crate::tally::{Tally, operation_done};
 use crate::worker::WorkerCore;
 use crate::{guard, log, status};
@@ -44,12 +45,36 @@ pub struct Endpoint {
 pub(crate) struct EpCore {
     handle: Cell<ucp_ep_h>,
     failure: Cell<ucs_status_t>,
+    ready: Cell<bool>,
+    free: unsafe extern "C" fn(*mut c_void),
 }
 
 impl EpCore {
     pub(crate) fn forget(&self) {
         self.handle.set(std::ptr::null_mut());
     }
+
+    fn connected(&self, status: ucs_status_t) {
+        if status >= 0 {
+            self.ready.set(true);
+        } else if self.failure.get() == 0 {
+            self.failure.set(status);
+        }
+    }
+
+    /// Whether the handshake is over, one way or the other.
+    pub(crate) fn settled(&self) -> bool {
+        self.ready.get() || self.handle.get().is_null()
+    }
+}
+
+/// The callback of the flush that waits for the handshake.
+unsafe extern "C" fn connected(request: *mut c_void, status: ucs_status_t, argument: *mut c_void) {
+    // SAFETY: the core given with the flush, which the worker lists until it is destroyed.
+    let core = unsafe { &*argument.cast_const().cast::<EpCore>() };
+    guard::callback((), || core.connected(status));
+    // SAFETY: the request that just completed, freed once.
+    unsafe { (core.free)(request) };
 }
 
 unsafe extern "C" fn failed(argument: *mut c_void, _ep: ucp_ep_h, status: ucs_status_t) {
@@ -69,6 +94,8 @@ impl Endpoint {
         let core = Rc::new(EpCore {
             handle: Cell::new(std::ptr::null_mut()),
             failure: Cell::new(0),
+            ready: Cell::new(false),
+            free: worker.library().ucp().ucp_request_free,
         });
         worker.list_endpoint(&core);
         let mut params = ucp_ep_params_t::zeroed();
@@ -88,10 +115,29 @@ impl Endpoint {
         let created = unsafe { (worker.library().ucp().ucp_ep_create)(handle, &raw const params, &raw mut ep) };
         status::check("connect", created).map_err(|error| error.with("peer_ucx", address.version))?;
         core.handle.set(ep);
+        let mut param = ucp_request_param_t::zeroed();
+        param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+        param.cb = ucp_callback { send: Some(connected) };
+        param.user_data = Rc::as_ptr(&core).cast_mut().cast();
+        // SAFETY: a live endpoint; the callback's argument is the core, as above.
+        let flushed = unsafe { (worker.library().ucp().ucp_ep_flush_nbx)(ep, &raw const param) };
+        match status::posted(flushed) {
+            Posted::Request(_) => {}
+            Posted::Done => core.connected(0),
+            Posted::Failed(status) => core.connected(status),
+        }
         Ok(Self {
             core,
             worker: Rc::clone(worker),
         })
+    }
+
+    /// Whether the handshake with the peer is complete. Both ends must be progressed until it is; what is posted
+    /// before waits for it. A worker should not be destroyed before: see [`Library::has_assertions`].
+    ///
+    /// [`Library::has_assertions`]: crate::Library::has_assertions
+    pub fn ready(&self) -> bool {
+        self.core.ready.get()
     }
 
     /// How it failed, if UCX noticed. In mode `None` it may not.

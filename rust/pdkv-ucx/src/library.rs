@@ -80,6 +80,7 @@ struct Loaded {
     path: PathBuf,
     origin: Origin,
     globals: Vec<Setting>,
+    assertions: bool,
 }
 
 impl fmt::Debug for Library {
@@ -133,12 +134,14 @@ impl Library {
             log::route(&ucs);
         }
         let globals = globals::without_efa(&ucs, &path).into_iter().collect();
+        let assertions = has_assertions(&path);
         let library = Self(Arc::new(Loaded {
             ucp,
             version,
             path,
             origin,
             globals,
+            assertions,
         }));
         opened.push(library.clone());
         Ok(library)
@@ -157,6 +160,12 @@ impl Library {
     /// How it was come by, when first opened.
     pub fn origin(&self) -> Origin {
         self.0.origin
+    }
+
+    /// Whether it was built with assertions, as distributions do. Then a peer that dies while a connection is
+    /// being made can end this process, and what peers name in messages is not looked up in a table.
+    pub fn has_assertions(&self) -> bool {
+        self.0.assertions
     }
 
     /// What was set for the whole copy when it was loaded.
@@ -182,6 +191,17 @@ fn unsupported(message: String) -> Error {
 
 fn unloadable(path: &Path, reason: &str) -> Error {
     unsupported(format!("`{}` can't be loaded: {reason}", path.display()))
+}
+
+/// Assertions leave their text in the file; this one is in every release.
+fn has_assertions(libucp: &Path) -> bool {
+    const TEXT: &[u8] = b"->proto_reqs)";
+    let Ok(file) = std::fs::read(libucp) else {
+        return false;
+    };
+    // SAFETY: two live slices with their lengths.
+    let found = unsafe { libc::memmem(file.as_ptr().cast(), file.len(), TEXT.as_ptr().cast(), TEXT.len()) };
+    !found.is_null()
 }
 
 /// Whether somebody else in the process has this very copy, whose logging isn't ours to take.

@@ -170,6 +170,10 @@ fn apply_default(library: &Library, config: *mut ucp_config, default: &DefaultSe
             Source::Skipped("no RDMA device on this host".to_owned()),
         );
     }
+    if default.name == "PROTO_INDIRECT_ID" && library.has_assertions() {
+        let reason = "this copy has assertions, one of which forbids to destroy a worker then".to_owned();
+        return setting(default.value.to_owned(), Source::Skipped(reason));
+    }
     if library.version() < default.since {
         let reason = format!("UCX {} doesn't have it", library.version());
         return setting(default.value.to_owned(), Source::Skipped(reason));

@@ -20,6 +20,14 @@ use crate::sealed::{self, Kind};
 use crate::tally::TallyCore;
 use crate::{fork, log, status};
 
+/// How many times in a row nothing must move before a destroyed worker's operations are taken to wait for the
+/// peer, and how long they may go on moving.
+const DRAIN_STILL: u32 = 1000;
+const DRAIN_LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// How long a destroyed worker waits for a handshake, on copies with assertions only.
+const HANDSHAKE_GRACE: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// A worker. It and everything made from it belong to the thread that created it.
 ///
 /// Drop order: held messages and idle keys, then the worker with all its endpoints, then what unfinished
@@ -251,6 +259,35 @@ impl WorkerCore {
         }
     }
 
+    /// Lets operations end that need nobody for it. Copies by the kernel wait in a queue of the endpoint, and UCX
+    /// ends the process when an endpoint goes whose queue isn't empty.
+    fn drain(&self, handle: ucp_worker_h) {
+        let busy = || self.tallies.borrow().iter().any(|tally| !tally.idle());
+        let start = std::time::Instant::now();
+        let mut still = 0;
+        while still < DRAIN_STILL && busy() && start.elapsed() < DRAIN_LIMIT {
+            // SAFETY: a live worker, in its thread and not inside a callback.
+            let moved = unsafe { (self.library().ucp().ucp_worker_progress)(handle) };
+            still = if moved == 0 { still + 1 } else { 0 };
+        }
+    }
+
+    /// Whether destroying the worker can end the process: a copy built with assertions doesn't bear that a
+    /// connection is still being made. The peer gets a moment to make it.
+    fn may_abort(&self) -> bool {
+        if !self.library().has_assertions() {
+            return false;
+        }
+        let settled = || self.endpoints.borrow().iter().all(|endpoint| endpoint.settled());
+        let start = std::time::Instant::now();
+        while !settled() && start.elapsed() < HANDSHAKE_GRACE {
+            // SAFETY: a live worker, in its thread and not inside a callback.
+            unsafe { (self.library().ucp().ucp_worker_progress)(self.handle.get()) };
+            std::thread::yield_now();
+        }
+        !settled()
+    }
+
     fn destroy(&self) {
         let handle = self.handle.get();
         if handle.is_null() {
@@ -263,6 +300,7 @@ impl WorkerCore {
         for inbox in self.inboxes.take() {
             inbox.close();
         }
+        self.drain(handle);
         self.sweep();
         let busy = self.tallies.borrow();
         for key in self.keys.take().iter().filter_map(Weak::upgrade) {
@@ -274,9 +312,17 @@ impl WorkerCore {
             }
         }
         drop(busy);
-        // SAFETY: created once and not destroyed before, in its thread; callbacks that come now find their tallies,
-        // endpoints and messages, which are let go only below.
-        unsafe { (self.library().ucp().ucp_worker_destroy)(handle) };
+        if self.may_abort() {
+            // Left as it is: nobody progresses it any more, so nothing it holds is written or read again.
+            tracing::warn!("a worker whose connection was never made is left behind: this UCX has assertions");
+            std::mem::forget(self.context.clone());
+            self.endpoints.take().into_iter().for_each(std::mem::forget);
+            self.tallies.borrow().iter().cloned().for_each(std::mem::forget);
+        } else {
+            // SAFETY: created once and not destroyed before, in its thread; callbacks that come now find their
+            // tallies, endpoints and messages, which are let go only below.
+            unsafe { (self.library().ucp().ucp_worker_destroy)(handle) };
+        }
         self.handle.set(std::ptr::null_mut());
         for endpoint in self.endpoints.take() {
             endpoint.forget();

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod processes;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,9 +109,7 @@ impl Pair {
             to_far,
             to_near,
         };
-        let tally = Tally::new(&pair.near);
-        pair.to_far.flush(&tally).unwrap();
-        pair.wait(&tally);
+        pair.until("the handshake", || pair.to_far.ready() && pair.to_near.ready());
         pair
     }
 
