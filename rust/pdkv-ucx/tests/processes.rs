@@ -212,7 +212,11 @@ fn case_a_thousand_reconnects() {
     }
     let (mut side, _far) = start(ErrorMode::None);
     // The whole number once, over every lane there is; elsewhere enough to see a trend.
-    let rounds = if std::env::var_os("PDKV_TEST_ROUNDS").is_some() { 1000 } else { 150 };
+    let rounds = if std::env::var_os("PDKV_TEST_ROUNDS").is_some() {
+        1000
+    } else {
+        150
+    };
     let mut early = None;
     let begun = Instant::now();
     for round in 0..rounds {
