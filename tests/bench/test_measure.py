@@ -41,12 +41,12 @@ UCX = replace(CASE, transport="auto", ucx=Ucx(tls="tcp", window=7))
 
 @pytest.mark.parametrize(("op", "verb"), [("pull", "get"), ("push", "put"), ("read", "get"), ("write", "put")])
 def test_ucx_is_measured_beside_the_loop_of_the_same_verb_and_its_own_benchmark(op, verb, monkeypatch):
-    monkeypatch.setattr(perftest, "find", lambda library: perftest.Tool("ucx_perftest", "1.2.3"))
+    monkeypatch.setattr(perftest, "find", lambda version, library: perftest.Tool("ucx_perftest", "1.2.3"))
     asked = []
 
     def run(tool, test, message_bytes, messages, window, given, timeout_s):
         asked.append((test, message_bytes, window, given))
-        return perftest.Result(messages, 5e9)
+        return perftest.Result(messages, 5e9 if window == 7 else 4e9)
 
     monkeypatch.setattr(perftest, "run", run)
     with bench(World(path="ucx")) as runner:
@@ -58,19 +58,22 @@ def test_ucx_is_measured_beside_the_loop_of_the_same_verb_and_its_own_benchmark(
     test = "ucp_get" if verb == "get" else "ucp_put_bw"
     assert (peer.kind, peer.op, peer.gb_per_s) == ("peer", f"ucx_perftest {test}", 5.0)
     assert peer.pdkv_ratio == pytest.approx(ours.gb_per_s / 5.0, rel=0.05)
-    assert asked
-    assert all(one == (test, CASE.page_bytes, 7, {"TLS": "tcp"}) for one in asked)
+    windows = [1, 7] if verb == "put" else [7]
+    assert asked[: len(windows)] == [(test, CASE.page_bytes, window, {"TLS": "tcp"}) for window in windows]
+    assert all(one == (test, CASE.page_bytes, 7, {"TLS": "tcp"}) for one in asked[len(windows) :])
+    assert "7 under way" in peer.note
     assert Native.UcxLoop.open == 0
 
 
 def test_where_ucx_s_own_benchmark_is_missing_or_fails_its_row_says_why(monkeypatch):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(perftest.wheels, "folders", list)
     with bench(World(path="ucx")) as runner:
         *_, peer = runner.run(UCX)
     assert (peer.gb_per_s, peer.ratio, peer.pdkv_ratio) == (0.0, None, None)
     assert "ucx_perftest" in peer.note
 
-    monkeypatch.setattr(perftest, "find", lambda library: perftest.Tool("ucx_perftest", "1.2.3"))
+    monkeypatch.setattr(perftest, "find", lambda version, library: perftest.Tool("ucx_perftest", "1.2.3"))
     monkeypatch.setattr(perftest, "run", lambda *_: perftest.parse("no device"))
     with bench(World(path="ucx")) as runner:
         *_, peer = runner.run(UCX)

@@ -68,13 +68,14 @@ def test_memory_is_what_a_cache_is_unless_told():
 
 def test_without_the_program_the_reason_is_typed(monkeypatch):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(perftest.wheels, "folders", list)
     with pytest.raises(UnsupportedError, match="ucx_perftest") as caught:
-        perftest.find(None)
+        perftest.find("1.22.0")
     assert "ucx-utils" in str(caught.value)
 
 
 @pytest.fixture
-def wheel(tmp_path):
+def wheel(tmp_path, monkeypatch):
     """A wheel's folders, with programs that are scripts; gives the library and writes what the program is."""
     root = tmp_path / "site-packages" / "libucx"
     (root / "bin").mkdir(parents=True)
@@ -85,6 +86,7 @@ def wheel(tmp_path):
         path.write_text(f"#!{sys.executable}\n{text}")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
+    monkeypatch.setattr(perftest.wheels, "folders", list)
     program("ucx_info", "print('# Library version: 1.22.0\\n# Library path: x')")
     return root / "lib" / "libucp.so.0", program
 
@@ -92,9 +94,24 @@ def wheel(tmp_path):
 def test_the_program_of_a_wheel_runs_with_its_own_libraries(wheel):
     library, program = wheel
     program("ucx_perftest", "")
-    tool = perftest.find(library)
+    tool = perftest.find("1.22.0", library)
     assert tool.path.parent.parent == library.parent.parent
     assert (tool.version, tool.environment) == ("1.22.0", {"LD_LIBRARY_PATH": str(library.parent)})
+
+
+def test_the_program_is_of_pdkv_s_version_or_else_the_newest(wheel, tmp_path, monkeypatch):
+    library, program = wheel
+    program("ucx_perftest", "")
+    monkeypatch.setattr(perftest.wheels, "folders", lambda: [("libucx wheel", str(library.parent))])
+    system = tmp_path / "system"
+    system.mkdir()
+    for name, text in (("ucx_perftest", ""), ("ucx_info", "print('# Version 1.13.1')")):
+        (system / name).write_text(f"#!{sys.executable}\n{text}")
+        (system / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(system))
+    assert perftest.find("1.13.1").path == system / "ucx_perftest"
+    for version in ("1.22.0", "1.23.0", ""):
+        assert perftest.find(version).version == "1.22.0"
 
 
 TWO_SIDED = """
@@ -116,7 +133,7 @@ else:
 def test_two_processes_run_and_end(wheel):
     library, program = wheel
     program("ucx_perftest", TWO_SIDED)
-    result = perftest.run(perftest.find(library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=20)
+    result = perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=20)
     assert result == perftest.Result(100, 2.0 * 2**20)
     assert not children()
 
@@ -125,7 +142,7 @@ def test_a_server_that_does_not_start_is_an_error_and_leaves_nothing(wheel):
     library, program = wheel
     program("ucx_perftest", "raise SystemExit(1)")
     with pytest.raises(PdkvError, match="does not listen"):
-        perftest.run(perftest.find(library), "ucp_get", 65536, 100, 16, {}, timeout_s=20)
+        perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {}, timeout_s=20)
     assert not children()
 
 
@@ -133,7 +150,7 @@ def test_a_client_that_hangs_is_ended_at_its_deadline(wheel):
     library, program = wheel
     program("ucx_perftest", TWO_SIDED.replace('print("iterations', 'import time; time.sleep(60); print("iterations'))
     with pytest.raises(PdkvError, match="did not end within"):
-        perftest.run(perftest.find(library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=1)
+        perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=1)
     assert not children()
 
 

@@ -1,7 +1,7 @@
 """Two network namespaces joined by a virtual cable, and a process in each that shares nothing else with the other.
 
-The processes have PID and IPC namespaces of their own too, and no loopback: neither can name the other's memory,
-so what arrives came over the cable, whose counters say how much that was.
+The processes have PID and IPC namespaces of their own too, unless a test says otherwise, and no loopback: neither
+can name the other's memory, so what arrives came over the cable, whose counters say how much that was.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def cable() -> Iterator[tuple[End, End]]:
 class Far:
     """An engine in a namespace. Calls go to the methods of `far_end.FarEnd` over there, as lines of JSON."""
 
-    def __init__(self, end: End, **settings: Any) -> None:
+    def __init__(self, end: End, *, alone: bool, **settings: Any) -> None:
         tests = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-        alone = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--mount-proc"]
+        apart = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--mount-proc"] if alone else []
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", end.namespace, *alone, sys.executable, "-m", "netns.far_end"],
+            ["ip", "netns", "exec", end.namespace, *apart, sys.executable, "-m", "netns.far_end"],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

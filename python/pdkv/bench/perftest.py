@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdkv import wheels
 from pdkv.errors import PdkvError, UnsupportedError
 
 _MIB = 1 << 20
@@ -45,25 +46,35 @@ class Result:
     bytes_per_s: float
 
 
-def find(library: Path | None) -> Tool:
-    """Finds the program that belongs to a UCX library; if none does, the system's.
+def find(version: str, library: Path | None = None) -> Tool:
+    """Finds the program of a version; if there is none of it, the newest there is.
 
     Args:
-        library: The `libucp` that pdkv uses; `None` if that is not known.
+        version: The version of UCX that pdkv uses.
+        library: The `libucp` that was asked for, if one was.
 
     Raises:
         UnsupportedError: There is none; the hint says what to install.
     """
-    if library is not None:
-        # In a wheel `libucx/bin/ucx_perftest` does not know that its libraries are in `libucx/lib`.
-        beside = library.parent.parent / "bin" / "ucx_perftest"
-        if beside.is_file() and library.parent.name == "lib" and library.parent.parent.name == "libucx":
-            environment = {"LD_LIBRARY_PATH": str(library.parent)}
-            return Tool(beside, _version(beside.with_name("ucx_info"), environment), environment)
-    found = shutil.which("ucx_perftest")
-    if found is None:
+    libraries = [library.parent] if library is not None else []
+    libraries += [Path(folder) for origin, folder in wheels.folders() if origin == "libucx wheel"]
+    tools = [tool for folder in libraries if (tool := _of_wheel(folder)) is not None]
+    if (found := shutil.which("ucx_perftest")) is not None:
+        tools.append(Tool(Path(found), _version(Path(found).with_name("ucx_info"), {})))
+    if not tools:
         raise UnsupportedError("`ucx_perftest` is not on this machine", hint=_HINT)
-    return Tool(Path(found), _version(Path(found).with_name("ucx_info"), {}))
+    return max(
+        tools, key=lambda tool: (tool.version == version, [int(part) for part in tool.version.split(".") if part])
+    )
+
+
+def _of_wheel(libraries: Path) -> Tool | None:
+    """Gives the program of a `libucx` wheel: it is in `bin` and does not know that its libraries are in `lib`."""
+    program = libraries.parent / "bin" / "ucx_perftest"
+    if not program.is_file() or libraries.parts[-2:] != ("libucx", "lib"):
+        return None
+    environment = {"LD_LIBRARY_PATH": str(libraries)}
+    return Tool(program, _version(program.with_name("ucx_info"), environment), environment)
 
 
 def _version(info: Path, environment: Mapping[str, str]) -> str:
@@ -105,9 +116,9 @@ def _complaint(text: str) -> str:
 
 
 def arguments(test: str, message_bytes: int, messages: int, window: int) -> list[str]:
-    """Writes the options of a run: registered memory, at most `window` messages under way, numbers only."""
+    """Writes the options of a run: registered memory, contexts with wake-up as pdkv's, a window, numbers only."""
     sizes = ["-s", str(message_bytes), "-n", str(messages), "-w", str(min(_WARMUP, messages)), "-O", str(window)]
-    return ["-t", test, *sizes, "-z", "-f", "-v"]
+    return ["-t", test, *sizes, "-z", "-I", "-f", "-v"]
 
 
 def settings(given: Mapping[str, str]) -> dict[str, str]:
@@ -160,7 +171,7 @@ def _server(tool: Tool, environment: Mapping[str, str]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     server = subprocess.Popen(
-        [tool.path, "-p", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [tool.path, "-p", str(port), "-I"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         _await_listener(server, port)
