@@ -157,12 +157,15 @@ WHEEL = ("libucx wheel", "/site/libucx/lib/libucp.so.0", ["cma", "cuda"], False,
 LOADER = ("system", "libucp.so.0", [], False, None)
 
 
-def opened(version="1.13.1", transports=(("tcp", "lo"), ("cma", "memory")), *, rdma=False, failure=None):
+def opened(
+    version="1.13.1", transports=(("tcp", "lo"), ("cma", "memory")), *, rdma=False, assertions=False, failure=None
+):
     answer = {
         "version": version,
         "library": "",
         "transports": [list(pair) for pair in transports],
         "rdma": rdma,
+        "assertions": assertions,
         "settings": [["RNDV_THRESH", "inf", "pdkv"]],
     }
 
@@ -216,6 +219,14 @@ def test_the_first_that_opens_is_chosen():
     assert [finding.good for finding in findings] == [False, True]
     assert findings[0].hint == "UCX 1.13.0 or newer is needed"
     assert facts["chosen"] == WHEEL[1]
+
+
+def test_a_copy_with_assertions_says_so():
+    findings, facts = ucx.examine([SYSTEM], opened(assertions=True), has_devices=False)
+    assert not findings[0].good
+    assert "built with assertions" in findings[0].text
+    assert "nixl-cu12" in findings[0].hint
+    assert facts["copies"][0]["assertions"]
 
 
 def test_a_copy_that_would_mix_is_not_opened():

@@ -21,6 +21,7 @@ _INSTALL_RDMA = (
     "no `libucx` wheel has it"
 )
 _INSTALL = f"`pip install 'pdkv[ucx]'` brings UCX without RDMA; {_INSTALL_RDMA}"
+_INSTALL_WITHOUT_ASSERTIONS = "HPC-X, a NIXL wheel (`nixl-cu12`) or a `libucx` wheel (`pdkv[ucx]`) has none"
 _SUBJECT = "ucx copy"  # `ucx` is the transport
 _CUDA = ("cuda", "gdr")
 
@@ -61,6 +62,7 @@ def _look(candidate: Candidate, ask: Callable[..., Outcome]) -> dict[str, Any]:
         "rdma": False,
         "cuda_module": any(module.startswith(_CUDA) for module in modules),
         "cuda": False,
+        "assertions": False,
         "settings": [],
         "error": refused,
         "hint": None,
@@ -81,6 +83,7 @@ def _look(candidate: Candidate, ask: Callable[..., Outcome]) -> dict[str, Any]:
         "transports": [f"{transport}/{device}" for transport, device in answer["transports"]],
         "rdma": answer["rdma"],
         "cuda": any(name.startswith(_CUDA) for name in names),
+        "assertions": answer["assertions"],
         "settings": answer["settings"],
     }
 
@@ -100,6 +103,10 @@ def _finding(copy: dict[str, Any], *, is_chosen: bool, has_devices: bool) -> Fin
         hint = "look at the findings on `rdma`; `ucx_info -d` shows more" if copy["rdma_module"] else _INSTALL_RDMA
     elif not copy["rdma_module"]:
         hint = _INSTALL_RDMA
+    if copy["assertions"]:
+        words.append("built with assertions: a peer that dies while it connects can end this process")
+        good = good and not is_chosen
+        hint = hint or _INSTALL_WITHOUT_ASSERTIONS
     if copy["crash"]:
         good, hint = False, "name another copy by `PDKV_UCX_LIBRARY`"
         words.append(copy["crash"])

@@ -194,7 +194,7 @@ fn unloadable(path: &Path, reason: &str) -> Error {
 }
 
 /// Assertions leave their text in the file; this one is in every release.
-fn has_assertions(libucp: &Path) -> bool {
+pub(crate) fn has_assertions(libucp: &Path) -> bool {
     const TEXT: &[u8] = b"->proto_reqs)";
     let Ok(file) = std::fs::read(libucp) else {
         return false;

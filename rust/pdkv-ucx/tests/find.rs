@@ -13,7 +13,7 @@ fn what_is_found_opens_and_is_then_found_in_the_process() {
     if copies.is_empty() {
         return;
     }
-    // Named copies stand for wheels; the system's, if there is one, comes before them.
+    // Named copies stand for wheels.
     let search = Search {
         explicit: None,
         wheels: copies.iter().map(|copy| (Origin::NixlWheel, copy.clone())).collect(),

@@ -3,8 +3,8 @@
 //!
 //! The order: what the caller or `PDKV_UCX_LIBRARY` names, and then nothing else; a copy that this process
 //! has loaded already; the system's; the one inside a NIXL wheel; the `libucx` wheels. Where the host has RDMA
-//! devices, copies with an RDMA module come before copies without one. Every attempt is reported with its
-//! outcome. The module knows nothing of Python: whoever knows where wheels lie says so in [`Search`].
+//! devices, copies with an RDMA module come before copies without one; after that, copies built with assertions, which end
+//! the process where others report an error, come last. Every attempt is reported with its outcome. The module knows nothing of Python: whoever knows where wheels lie says so in [`Search`].
 
 mod places;
 mod process;
@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
+use crate::library::has_assertions;
 use crate::{Library, Origin, Version};
 
 /// The environment variable that names the library to use.
@@ -40,6 +41,8 @@ pub struct Candidate {
     pub path: PathBuf,
     /// The transport modules that lie beside it: `cma`, `cuda`, `ib`, ...
     pub modules: Vec<String>,
+    /// Whether it was built with assertions, as distributions do: it aborts where others report an error.
+    pub assertions: bool,
     /// Why it can't be opened in this process.
     pub refused: Option<String>,
 }
@@ -123,6 +126,7 @@ fn list(host: &Host<'_>, search: &Search) -> Vec<Candidate> {
     let candidate = |(origin, path): (Origin, PathBuf)| Candidate {
         origin,
         modules: places::modules(&path, (host.variable)("UCX_MODULE_DIR")),
+        assertions: has_assertions(&path),
         refused: process::clash(&maps, &path),
         path,
     };
@@ -152,9 +156,12 @@ fn list(host: &Host<'_>, search: &Search) -> Vec<Candidate> {
             found.push(candidate((origin, path)));
         }
     }
-    if !devices(host).is_empty() {
-        found.sort_by_key(|candidate| !candidate.has_rdma()); // stable: otherwise the order stays
-    }
+    let wants_rdma = !devices(host).is_empty();
+    // The sort is stable: where these are equal, the order stays.
+    found.sort_by_key(|candidate| {
+        let brittle = candidate.assertions && candidate.origin != Origin::Process;
+        (wants_rdma && !candidate.has_rdma(), brittle)
+    });
     found
 }
 

@@ -88,7 +88,10 @@ impl Drop for Machine {
 fn open(path: &Path, _: Origin) -> Result<(PathBuf, Version)> {
     let refuse = |what: String| Error::new(ErrorKind::Unsupported, "open UCX", what);
     let text = fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    let numbers: Vec<u32> = text.split('.').filter_map(|number| number.parse().ok()).collect();
+    let numbers: Vec<u32> = text
+        .split([' ', '.'])
+        .filter_map(|number| number.parse().ok())
+        .collect();
     match numbers[..] {
         [major, minor, release] if minor >= 13 => {
             let version = Version { major, minor, release };
@@ -98,6 +101,8 @@ fn open(path: &Path, _: Origin) -> Result<(PathBuf, Version)> {
     }
 }
 
+/// A version, and the text by which assertions show in a file.
+const WITH_ASSERTIONS: &str = "1.13.1 !ucs_hlist_is_empty(&ep->ext->proto_reqs)";
 const DEBIAN: &str = "/usr/lib64/libucp.so.0";
 const NIXL: &str = "/site/nixl_cu12.libs/libucp-b39b3ed9.so.0.0.0";
 const WHEEL: &str = "/site/libucx/lib/libucp.so.0";
@@ -237,6 +242,24 @@ fn on_a_host_with_rdma_a_copy_with_rdma_wins() {
     let origins: Vec<_> = order.iter().map(|candidate| candidate.origin).collect();
     assert_eq!(origins, [Origin::NixlWheel, Origin::Process, Origin::System]);
     assert!(order[2].refused.is_some());
+}
+
+#[test]
+fn copies_with_assertions_come_last_unless_they_alone_have_rdma_or_are_loaded() {
+    let mut machine = Machine::new();
+    let debian = machine.copy(DEBIAN, WITH_ASSERTIONS, &["ib"]);
+    let wheel = machine.copy(WHEEL, "1.22.0", &["cuda"]);
+    assert_eq!(machine.found(&wheels(&machine)), wheel);
+    machine.has_rdma();
+    assert_eq!(machine.found(&wheels(&machine)), debian, "the one with RDMA");
+    let nixl = machine.copy(NIXL, "1.23.0", &["ib"]);
+    assert_eq!(machine.found(&wheels(&machine)), nixl);
+    machine.loads(&debian);
+    assert_eq!(
+        machine.found(&wheels(&machine)),
+        debian,
+        "rather one that asserts than two copies"
+    );
 }
 
 #[test]
