@@ -13,7 +13,7 @@ use crate::memory::{Access, MemoryHandle};
 use crate::remote::RemoteKey;
 use crate::sealed::{self, Kind};
 use crate::status::Posted;
-use crate::tally::{Tally, operation_done};
+use crate::tally::{Tally, TallyCore, operation_done};
 use crate::worker::WorkerCore;
 use crate::{guard, log, status};
 
@@ -85,6 +85,27 @@ unsafe extern "C" fn failed(argument: *mut c_void, _ep: ucp_ep_h, status: ucs_st
             core.failure.set(status);
         }
     });
+}
+
+/// A flush under way. Old releases complete it with success although the endpoint failed meanwhile.
+struct Flush {
+    tally: Rc<TallyCore>,
+    endpoint: Rc<EpCore>,
+}
+
+unsafe extern "C" fn flushed(request: *mut c_void, status: ucs_status_t, argument: *mut c_void) {
+    // SAFETY: the count that `Endpoint::flush` leaked for this callback, taken back once.
+    let flush = unsafe { Rc::from_raw(argument.cast_const().cast::<Flush>()) };
+    let free = flush.tally.free();
+    guard::callback((), || {
+        let failure = flush.endpoint.failure.get();
+        flush
+            .tally
+            .done(if status >= 0 && failure < 0 { failure } else { status });
+        drop(flush);
+    });
+    // SAFETY: the request that just completed, freed once.
+    unsafe { free(request) };
 }
 
 impl Endpoint {
@@ -276,10 +297,21 @@ impl Endpoint {
         let ep = self.enter("flush")?;
         self.same_worker("flush", tally)?;
         tally.list();
-        let param = operation_param(tally);
+        let flush = Rc::new(Flush {
+            tally: Rc::clone(&tally.core),
+            endpoint: Rc::clone(&self.core),
+        });
+        let mut param = ucp_request_param_t::zeroed();
+        param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+        param.cb = ucp_callback { send: Some(flushed) };
+        param.user_data = Rc::into_raw(Rc::clone(&flush)).cast_mut().cast();
         tally.begin();
-        // SAFETY: a live endpoint; the parameters name a tally that the worker lists.
+        // SAFETY: a live endpoint; the callback's argument is a count of the flush that only the callback takes back.
         let posted = unsafe { (self.worker.library().ucp().ucp_ep_flush_nbx)(ep, &raw const param) };
+        if !matches!(status::posted(posted), Posted::Request(_)) {
+            // SAFETY: the count leaked above, for which no callback comes.
+            drop(unsafe { Rc::from_raw(param.user_data.cast_const().cast::<Flush>()) });
+        }
         tally.posted("flush", posted)
     }
 

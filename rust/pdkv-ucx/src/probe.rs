@@ -30,7 +30,10 @@ pub struct Probe {
     pub info: String,
     /// The transports that the description names; all of the endpoint's when it names none.
     pub transports: Vec<Resource>,
-    /// Whether UCX says that the peer's processor does the work.
+    /// Whether the description named them. Before 1.14 it is silent, and then a put over `posix` or `tcp` may be
+    /// carried out by the peer's software even where `cma` is a lane: take nothing for granted.
+    pub certain: bool,
+    /// Whether UCX says that the peer's software does the work.
     pub emulated: bool,
 }
 
@@ -158,6 +161,7 @@ impl Endpoint {
         let lanes = self.resources();
         let named = named(&info, &lanes);
         Ok(Probe {
+            certain: !named.is_empty(),
             emulated: info.contains("software emulation"),
             transports: if named.is_empty() { lanes } else { named },
             info,

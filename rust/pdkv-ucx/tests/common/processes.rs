@@ -313,6 +313,11 @@ pub(crate) fn serve() {
                 tallies.push(tally);
                 send(&mut side.socket, b"sent");
             }
+            b'u' => {
+                let other = memory(&side.context, 4096, 0);
+                drop(std::mem::replace(&mut side.memory, other));
+                send(&mut side.socket, b"gone");
+            }
             b'f' => {
                 let facts = facts();
                 send(
