@@ -130,6 +130,33 @@ on_every_transport! {
         assert!(matches!(error.kind(), ErrorKind::Region | ErrorKind::Layout), "{error:?}");
     }
 
+    fn raw_spans_by_the_thousand(way) {
+        let pair = Pair::new(way);
+        let (count, piece) = (5000_u64, 512);
+        let here = pair.consumer.register(allocate(memory_for(way.kind), count * piece), None, true).unwrap();
+        let there = pair.producer.register(allocate(memory_for(way.kind), count * piece), None, true).unwrap();
+        let data: Vec<u8> = (0..count * piece).map(|i| (i / piece * 7 + i % 251) as u8).collect();
+        here.memory().write_at(0, &data).unwrap();
+        // Every other piece first: no two that follow one another are neighbours.
+        let order: Vec<u64> = (0..count).step_by(2).chain((1..count).step_by(2)).collect();
+        let near: Vec<_> = order
+            .iter()
+            .map(|at| LocalSpan { region: here.id(), offset: at * piece, len: piece })
+            .collect();
+        let far: Vec<_> = order
+            .iter()
+            .map(|at| RemoteSpan { region: there.id(), offset: at * piece, len: piece })
+            .collect();
+        pair.peer.write(&far, &near, None, &RawOptions::default()).unwrap().wait(WAIT).unwrap();
+        let mut got = vec![0; data.len()];
+        there.memory().read_at(0, &mut got).unwrap();
+        assert!(got == data);
+        here.memory().fill(0, count * piece, 0).unwrap();
+        pair.peer.read(&near, &far, None, &RawOptions::default()).unwrap().wait(WAIT).unwrap();
+        here.memory().read_at(0, &mut got).unwrap();
+        assert!(got == data);
+    }
+
     fn every_bad_reference_has_its_own_error(way) {
         let pair = Pair::new(way);
         let pull = |reference: &pdkv_core::reference::Reference, digest: &[u8]| {

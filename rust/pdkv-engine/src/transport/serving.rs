@@ -156,11 +156,14 @@ impl Drop for Permit {
     }
 }
 
+/// Where in which of our regions, and how long.
+pub(crate) type Place = (Arc<HostRegion>, u64, u64);
+
 /// Judges the spans of a request: regions, offsets, lengths.
 ///
 /// # Errors
 /// What the peer is to be told.
-pub(crate) fn raw_spans(shared: &Shared, raw: &[u8], announced: u64) -> Result<Vec<(Arc<HostRegion>, u64, u64)>> {
+pub(crate) fn raw_spans(shared: &Shared, raw: &[u8], announced: u64) -> Result<Vec<Place>> {
     let mut found = Vec::with_capacity(raw.len() / WireSpan::SIZE);
     let mut bytes = 0_u64;
     for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {

@@ -16,7 +16,7 @@ use super::codec::{MAX_MESSAGE, Response};
 use super::socket::Socket;
 use crate::shared::Shared;
 use crate::transport::request::{Request, Target, Verb, WireSpan};
-use crate::transport::serving::{Permit, Serving, raw_spans};
+use crate::transport::serving::{Permit, Place, Serving, raw_spans};
 
 /// Serves a data stream of the peer on a thread of its own.
 ///
@@ -119,18 +119,27 @@ impl Server<'_> {
             self.answer(bytes).map_err(Answer::Broken)?;
         }
         let mut batch = std::mem::take(&mut self.spare).recycle();
-        for (region, offset, len) in &found {
-            // One request names at most as many spans as one batch holds, so this never overflows.
-            batch.push(region, *offset, *len).map_err(Answer::Broken)?;
-        }
-        let moved = match request.verb {
-            Verb::Get => batch.send_all(self.socket.fd(), &[], &self.never).map(drop),
-            Verb::Put => batch
-                .recv_all(self.socket.fd(), &self.never)
-                .and_then(|_| self.answer(bytes)),
-        };
+        let moved = self.move_spans(request.verb, &found, &mut batch);
         self.spare = batch.recycle();
-        moved.map_err(Answer::Broken)
+        moved.map_err(Answer::Broken)?;
+        if request.verb == Verb::Put {
+            self.answer(bytes).map_err(Answer::Broken)?;
+        }
+        Ok(())
+    }
+
+    /// A request may name more spans than one batch holds.
+    fn move_spans<'a>(&self, verb: Verb, found: &'a [Place], batch: &mut IoBatch<'a>) -> Result<()> {
+        let flush = |batch: &mut IoBatch<'a>| match verb {
+            Verb::Get => batch.send_all(self.socket.fd(), &[], &self.never).map(drop),
+            Verb::Put => batch.recv_all(self.socket.fd(), &self.never).map(drop),
+        };
+        for (region, offset, len) in found {
+            if batch.push(region, *offset, *len)? {
+                flush(batch)?;
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { flush(batch) }
     }
 
     /// Walks the units and hands over a batch of spans whenever it is full, and the last one.

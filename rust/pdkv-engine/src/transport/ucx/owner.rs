@@ -19,7 +19,7 @@ use super::door::{HELLO, MESSAGES, Made};
 use super::lane::{DRAIN, Rest, Role, stuck};
 use super::message::{delivery, header, id_of};
 use crate::transport::request::{Request, Target, Verb};
-use crate::transport::serving::{Permit, raw_spans};
+use crate::transport::serving::{Permit, Place, raw_spans};
 
 /// Requests of one lane being served at once.
 const MAX_SERVED: usize = 64;
@@ -140,7 +140,7 @@ impl Owner {
             }
             Target::Spans { .. } => {
                 let found = raw_spans(&desk.shared, spans, request.bytes)?;
-                let piece = |(region, offset, len): &(Arc<HostRegion>, u64, u64)| {
+                let piece = |(region, offset, len): &Place| {
                     let memory = PieceMemory::Mapped(handle(desk, made, region)?);
                     Ok(Piece {
                         memory,
