@@ -14,7 +14,7 @@ use super::codec::{Frame, HEADER};
 /// it can't make us answer into our own memory for ever.
 const MAX_PENDING: usize = 1 << 20;
 /// Bytes read at once.
-const GULP: usize = 64 << 10;
+const GULP: usize = 16 << 10;
 
 /// One end of the side channel.
 pub(super) struct LaneSocket {
@@ -22,6 +22,8 @@ pub(super) struct LaneSocket {
     input: Vec<u8>,
     /// Bytes of `input` that are used up.
     used: usize,
+    /// What one read goes into.
+    gulp: Box<[u8]>,
     output: Vec<u8>,
     sent: usize,
 }
@@ -37,6 +39,7 @@ impl LaneSocket {
             stream,
             input: Vec::new(),
             used: 0,
+            gulp: vec![0; GULP].into_boxed_slice(),
             output: Vec::new(),
             sent: 0,
         })
@@ -95,13 +98,9 @@ impl LaneSocket {
                 self.input.drain(..self.used);
                 self.used = 0;
             }
-            let have = self.input.len();
-            self.input.resize(have + GULP, 0);
-            let read = (&*self.stream).read(&mut self.input[have..]);
-            self.input.truncate(have + read.as_ref().map_or(0, |&count| count));
-            match read {
+            match (&*self.stream).read(&mut self.gulp) {
                 Ok(0) => return Err(gone()),
-                Ok(_) => {}
+                Ok(count) => self.input.extend_from_slice(&self.gulp[..count]),
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == IoKind::Interrupted => {}
                 Err(error) => return Err(broken(error)),
