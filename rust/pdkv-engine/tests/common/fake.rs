@@ -122,3 +122,31 @@ pub(crate) fn owner(
     });
     (address, thread)
 }
+
+/// As [`owner`], for scripts that accept streams of the session too.
+pub(crate) fn owner_with_streams(
+    answer: Hello,
+    script: impl FnOnce(Wire, TcpListener) + Send + 'static,
+) -> (String, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+    let address = listener.local_addr().expect("bound").to_string();
+    let thread = std::thread::spawn(move || {
+        let mut wire = Wire::new(listener.accept().expect("somebody connects").0);
+        let Some(Message::Hello(theirs)) = wire.receive() else {
+            panic!("no hello came")
+        };
+        let (ack, _) = session::accept(&answer, SessionToken::new([3; 16]), *theirs).expect("a good hello");
+        wire.send(&ack);
+        script(wire, listener);
+    });
+    (address, thread)
+}
+
+/// Reads a stream's hello and answers it.
+pub(crate) fn greet_stream(stream: &mut TcpStream) {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).expect("a frame");
+    let mut hello = vec![0; u32::from_le_bytes(length) as usize];
+    stream.read_exact(&mut hello).expect("a hello");
+    stream.write_all(&[0xA5]).expect("answers");
+}

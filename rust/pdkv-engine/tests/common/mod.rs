@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod lane;
 pub(crate) mod ucx;
 
 use std::sync::Arc;

@@ -29,6 +29,8 @@ pub(super) struct Desk {
     socket: LaneSocket,
     /// Frames that came while the thread was busy with something else.
     backlog: VecDeque<Frame>,
+    /// How the channel ended, to be told after its last frame.
+    broken: Option<Error>,
     awake_until: Instant,
 }
 
@@ -43,6 +45,7 @@ impl Desk {
             control: Arc::clone(control),
             socket: LaneSocket::new(stream)?,
             backlog: VecDeque::new(),
+            broken: None,
             awake_until: Instant::now(),
         })
     }
@@ -68,6 +71,18 @@ impl Desk {
                 "the lane was ended on this side",
             ));
         }
+        if self.broken.is_none()
+            && let Err(error) = self.take_in()
+        {
+            self.broken = Some(error);
+        }
+        match &self.broken {
+            Some(error) if self.backlog.is_empty() => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_in(&mut self) -> Result<()> {
         if self.socket.blocked() {
             self.socket.flush()?;
         }
