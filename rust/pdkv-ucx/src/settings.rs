@@ -25,8 +25,16 @@ pub struct DefaultSetting {
     pub why: &'static str,
 }
 
-/// Our defaults: what matters between RDMA adapters and isn't UCX's own default yet.
+/// Our defaults: what matters between RDMA adapters and isn't UCX's own default yet, and what is unsafe in it.
 pub const DEFAULTS: &[DefaultSetting] = &[
+    DefaultSetting {
+        name: "TLS",
+        value: "^tcp",
+        since: Version::OLDEST,
+        rdma_only: false,
+        why: "UCX's TCP listens on a port of its own and writes wherever a packet says, checking nothing and whatever \
+              the other end was allowed. pdkv's `tcp` does its work; name `tcp` here only in a network of trusted hosts",
+    },
     DefaultSetting {
         name: "MAX_RMA_RAILS",
         value: "2",

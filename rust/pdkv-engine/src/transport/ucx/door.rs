@@ -150,7 +150,7 @@ fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
         Frame::Accept { address, .. } => address,
         other => return Err(declined(&other)),
     };
-    let endpoint = worker.connect(&address, error_mode(mode))?;
+    let endpoint = connect(&worker, &address, mode)?;
     let tally = Tally::new(&worker);
     endpoint.send_message(MESSAGES, &HELLO, &[], Delivery::Eager, &tally)?;
     let mut answered = false;
@@ -262,7 +262,7 @@ fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Ma
     let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
     let worker = Worker::create(&context)?;
     let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
-    let endpoint = worker.connect(address, error_mode(mode))?;
+    let endpoint = connect(&worker, address, mode)?;
     desk.send(&Frame::Accept {
         base: 0,
         address: worker.address()?,
@@ -276,6 +276,17 @@ fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Ma
         worker,
         endpoint: Some(endpoint),
         inbox: Some(inbox),
+    })
+}
+
+/// An endpoint, or why the two ends can't have one.
+fn connect(worker: &Worker, address: &[u8], mode: Mode) -> Result<Endpoint> {
+    worker.connect(address, error_mode(mode)).map_err(|error| {
+        if error.kind() != ErrorKind::PeerUnreachable {
+            return error;
+        }
+        let text = "UCX has no transport in common with the peer; its `tcp` is one only where `TLS` names it";
+        Error::new(ErrorKind::PeerUnreachable, "lane", text).with_source(error)
     })
 }
 
@@ -355,6 +366,7 @@ mod tests {
         Probe {
             info: if said { transports.join(" ") } else { String::new() },
             transports: transports.iter().map(|name| Resource::parse(name).unwrap()).collect(),
+            certain: said,
             emulated,
         }
     }
