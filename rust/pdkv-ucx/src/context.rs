@@ -38,8 +38,8 @@ struct Opened {
     features: Features,
 }
 
-// SAFETY: the context is opened with `mt_workers_shared`, which makes UCX lock every call that takes a context;
-// the other fields never change.
+// SAFETY: the context is opened with `mt_workers_shared`, which makes UCX lock every call that takes a context, if it was
+// built to, and `Library::open` refuses copies that were not; the other fields never change.
 unsafe impl Send for Opened {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Opened {}

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use crate::abi::{Ucp, Ucs};
+use crate::abi::constants::{UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL, UCS_OK, UCS_THREAD_MODE_MULTI};
+use crate::abi::{Ucp, Ucs, Zeroed, ucp_lib_attr_t};
 use crate::settings::Setting;
 use crate::signals::Handlers;
 use crate::symbols::{Object, file_of};
@@ -103,8 +104,8 @@ impl Library {
     /// left as they were, which the library's constructors wouldn't.
     ///
     /// # Errors
-    /// `Unsupported` when there is no such library, a function is missing, it is older than 1.13, or it can't be
-    /// loaded beside a copy that the process has.
+    /// `Unsupported` when there is no such library, a function is missing, it is older than 1.13 or was built without
+    /// support for threads, or it can't be loaded beside a copy that the process has.
     pub fn open(path: &Path, origin: Origin) -> Result<Self> {
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -130,6 +131,7 @@ impl Library {
             return Err(unsupported(format!("`{}` is UCX {version}", path.display()))
                 .with_hint(format!("UCX {} or newer is needed", Version::OLDEST)));
         }
+        refuse_without_threads(&path, thread_level(&ucp))?;
         if !foreign {
             log::route(&ucs);
         }
@@ -183,6 +185,26 @@ fn version(ucp: &Ucp) -> Version {
     // SAFETY: three integers of ours to write to.
     unsafe { (ucp.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut release) };
     Version::new(major, minor, release)
+}
+
+/// Refuses a copy whose calls take no locks: the workers of several threads share a context here.
+fn refuse_without_threads(path: &Path, level: u32) -> Result<()> {
+    if level >= UCS_THREAD_MODE_MULTI {
+        return Ok(());
+    }
+    Err(unsupported(format!(
+        "`{}` was built without support for threads (`--enable-mt`)",
+        path.display()
+    ))
+    .with_hint("name one that was built with it, such as the `ucx/mt` of HPC-X"))
+}
+
+fn thread_level(ucp: &Ucp) -> u32 {
+    let mut facts = ucp_lib_attr_t::zeroed();
+    facts.field_mask = UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL;
+    // SAFETY: a zeroed struct of ours with the field that its mask names.
+    let status = unsafe { (ucp.ucp_lib_query)(&raw mut facts) };
+    if status == UCS_OK { facts.max_thread_level } else { 0 }
 }
 
 fn unsupported(message: String) -> Error {
@@ -271,5 +293,22 @@ fn refuse_mixed(object: &Object, libucp: &Path) -> Result<()> {
         ))
         .with_hint("look at LD_LIBRARY_PATH; one copy of UCX must supply all its parts")),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::constants::UCS_THREAD_MODE_SERIALIZED;
+
+    #[test]
+    fn a_copy_without_locks_is_refused() {
+        let path = Path::new("libucp.so.0");
+        assert!(refuse_without_threads(path, UCS_THREAD_MODE_MULTI).is_ok());
+        for level in [0, UCS_THREAD_MODE_SERIALIZED] {
+            let error = refuse_without_threads(path, level).expect_err("its calls take no locks");
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains("--enable-mt"), "{error}");
+        }
     }
 }

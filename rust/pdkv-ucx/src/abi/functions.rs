@@ -62,6 +62,7 @@ table! {
     /// The functions of libucp.
     Ucp {
         ucp_get_version(*mut c_uint, *mut c_uint, *mut c_uint);
+        ucp_lib_query(*mut ucp_lib_attr_t) -> ucs_status_t;
         ucp_config_read(*const c_char, *const c_char, *mut *mut ucp_config) -> ucs_status_t;
         ucp_config_modify(*mut ucp_config, *const c_char, *const c_char) -> ucs_status_t;
         ucp_config_release(*mut ucp_config);

@@ -55,6 +55,7 @@ macro_rules! zeroed {
 }
 
 zeroed!(
+    ucp_lib_attr_t,
     ucp_params_t,
     ucp_worker_params_t,
     ucp_worker_attr_t,
@@ -81,6 +82,13 @@ pub(crate) struct ucp_params_t {
     pub estimated_num_ppn: usize,
     pub name: *const c_char,
     pub node_local_id: usize,
+}
+
+/// What a library tells about how it was built.
+#[repr(C)]
+pub(crate) struct ucp_lib_attr_t {
+    pub field_mask: u64,
+    pub max_thread_level: c_uint,
 }
 
 /// What a worker is created with.
