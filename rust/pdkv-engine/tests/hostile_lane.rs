@@ -343,12 +343,14 @@ fn a_lane_that_breaks_halfway_through_an_offer_takes_the_claim_back() {
     scene.still_serves();
 }
 
+/// What a false owner does with an offer.
+type Script = fn(&mut TcpStream);
+
 #[test]
 fn owners_that_hang_up_or_talk_nonsense_are_the_reason_against_the_lane() {
     if !ucx::is_here() {
         return;
     }
-    type Script = fn(&mut TcpStream);
     let scripts: [(Script, &str); 4] = [
         (|_| {}, "ended the lane"),
         (|stream| stream.write_all(&[0xEE; 64]).unwrap(), "magic"),

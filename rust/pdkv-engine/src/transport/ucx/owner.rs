@@ -28,7 +28,9 @@ const MAX_SERVED: usize = 64;
 pub(super) struct Owner {
     peer: PeerKey,
     served: BTreeMap<u64, Served>,
-    /// Counts the answer to the initiator's first message.
+    /// The initiator's first message is here.
+    greeted: bool,
+    /// Counts the answer to it.
     greeting: Option<Tally>,
 }
 
@@ -52,6 +54,7 @@ impl Owner {
         Self {
             peer,
             served: BTreeMap::new(),
+            greeted: false,
             greeting: None,
         }
     }
@@ -90,9 +93,10 @@ impl Role for Owner {
     fn step(&mut self, desk: &mut Desk, made: &Made) -> Result<bool> {
         let mut busy = false;
         while let Some(message) = made.inbox.as_ref().and_then(Inbox::pop) {
-            self.receive(made, message)?;
+            self.receive(message);
             busy = true;
         }
+        self.greet(made)?;
         let ids: Vec<_> = self.served.keys().copied().collect();
         for id in ids {
             busy |= self.settle(desk, id)?;
@@ -101,7 +105,7 @@ impl Role for Owner {
     }
 
     fn watches(&self) -> bool {
-        !self.served.is_empty()
+        !self.served.is_empty() || (self.greeted && self.greeting.is_none())
     }
 
     fn outstanding(&self) -> u64 {
@@ -175,15 +179,11 @@ impl Owner {
     }
 
     /// A message came: the payload of a put that is waited for, the hello, or nothing of interest.
-    fn receive(&mut self, made: &Made, message: Incoming) -> Result<()> {
-        if message.header == HELLO {
-            return self.greet(made);
-        }
+    fn receive(&mut self, message: Incoming) {
+        self.greeted |= message.header == HELLO;
         let waiting = |served: &&mut Served| served.verb == Verb::Put && !served.moving && !served.over();
         let served = id_of(&message.header).and_then(|id| self.served.get_mut(&id));
-        let Some(served) = served.filter(waiting) else {
-            return Ok(());
-        };
+        let Some(served) = served.filter(waiting) else { return };
         served.moving = true;
         let outcome = if message.len() == served.bytes {
             message.receive(&served.pieces, &served.tally)
@@ -195,12 +195,15 @@ impl Owner {
             // The offer holds less than was said; its claim is taken back with the permit.
             served.failure = Some(error);
         }
-        Ok(())
     }
 
+    /// Answers the initiator's first message, once, as soon as the connection stands from this side too.
     fn greet(&mut self, made: &Made) -> Result<()> {
-        if self.greeting.is_none() {
-            let endpoint = made.endpoint.as_ref().ok_or_else(no_endpoint)?;
+        if self.greeted
+            && self.greeting.is_none()
+            && let Some(endpoint) = &made.endpoint
+            && endpoint.ready()
+        {
             let tally = Tally::new(&made.worker);
             endpoint.send_message(MESSAGES, &HELLO, &[], Delivery::Eager, &tally)?;
             self.greeting = Some(tally);
