@@ -363,7 +363,6 @@ mod tests {
             info: String::new(),
             certain,
             transports: transports.iter().map(|name| Resource::parse(name).unwrap()).collect(),
-            certain: said,
             emulated,
         }
     }
