@@ -265,10 +265,11 @@ impl Endpoint {
         param.memh = local.handle();
         param.memory_type = UCS_MEMORY_TYPE_HOST;
         let ucp = self.worker.library().ucp();
-        let last = spans.len().saturating_sub(1);
+        let last = spans.iter().rposition(|span| span.len > 0).unwrap_or(0);
         for (at, span) in spans.iter().enumerate().filter(|(_, span)| span.len > 0) {
             let local = local.address_of(operation, access, span.local_offset, span.len)?;
             let remote = remote.address_of(operation, span.remote_offset, span.len)?;
+            // An adapter may collect what has this flag until something without it comes: the last one.
             if at < last {
                 param.op_attr_mask |= UCP_OP_ATTR_FLAG_MULTI_SEND;
             } else {

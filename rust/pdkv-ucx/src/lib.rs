@@ -29,6 +29,7 @@ mod guard;
 mod inbox;
 mod library;
 pub mod limit;
+mod list;
 mod log;
 mod memory;
 mod message;

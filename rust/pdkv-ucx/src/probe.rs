@@ -9,7 +9,10 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::abi::constants::transports::UCP_EP_ATTR_FIELD_TRANSPORTS;
 use crate::abi::constants::*;
-use crate::abi::{Zeroed, ucp_callback, ucp_ep_attr_t, ucp_request_attr_t, ucp_transport_entry_t, ucs_status_t};
+use crate::abi::{
+    Zeroed, ucp_callback, ucp_ep_attr_t, ucp_request_attr_t, ucp_request_param_t, ucp_transport_entry_t,
+    ucs_status_ptr_t, ucs_status_t,
+};
 use crate::endpoint::{Endpoint, operation_param};
 use crate::guard;
 use crate::memory::{Access, MemoryHandle};
@@ -115,20 +118,34 @@ impl Endpoint {
         let to = remote.address_of("probe", remote_offset, len)?;
         tally.hold(local);
         tally.hold_key(&remote.core);
+        let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
+        self.ask(tally, |param| {
+            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+            param.memh = local.handle();
+            // SAFETY: as for `put`.
+            unsafe { (ucp.ucp_put_nbx)(ep, from, len as usize, to, key, &raw const *param) }
+        })
+    }
+
+    /// Posts an operation that must not be freed before it was asked what it is.
+    pub(crate) fn ask(
+        &self,
+        tally: &Tally,
+        post: impl FnOnce(&mut ucp_request_param_t) -> ucs_status_ptr_t,
+    ) -> Result<Probe> {
+        let ucp = self.worker.library().ucp();
         let question = Rc::new(Question {
             tally: Rc::clone(&tally.core),
             done: Cell::new(false),
             asked: Cell::new(false),
         });
         let mut param = operation_param(tally);
-        param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-        param.memh = local.handle();
+        param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
         param.cb = ucp_callback { send: Some(probe_done) };
         param.user_data = Rc::into_raw(Rc::clone(&question)).cast_mut().cast();
         tally.begin();
-        let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
-        // SAFETY: as for `put`; the callback's argument is a count of the question that only the callback takes back.
-        let posted = unsafe { (ucp.ucp_put_nbx)(ep, from, len as usize, to, key, &raw const param) };
+        // The callback's argument is a count of the question that only the callback takes back.
+        let posted = post(&mut param);
         let Posted::Request(request) = status::posted(posted) else {
             // SAFETY: the count leaked above, for which no callback comes.
             drop(unsafe { Rc::from_raw(param.user_data.cast_const().cast::<Question>()) });

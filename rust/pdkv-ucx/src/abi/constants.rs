@@ -9,6 +9,8 @@ macro_rules! constants {
     };
 }
 
+pub(crate) use constants;
+
 constants! {
     UCP_PARAM_FIELD_FEATURES: u64 = 1 << 0;
     UCP_PARAM_FIELD_MT_WORKERS_SHARED: u64 = 1 << 5;

@@ -9,6 +9,7 @@ pub(crate) mod constants;
 pub(crate) mod functions;
 #[cfg(test)]
 mod probe;
+pub(crate) mod sgl;
 pub(crate) mod structs;
 
 pub(crate) use functions::{Ucp, Ucs};

@@ -8,8 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::constants;
+use super::sgl::{ucp_dt_local_sgl_t, ucp_dt_remote_sgl_t};
 use super::structs::*;
+use super::{constants, sgl};
 
 /// A struct: its size and where its fields are, those of later releases apart.
 struct Layout {
@@ -114,6 +115,20 @@ fn later_layouts() -> Vec<Layout> {
             num_entries,
             entry_size
         }),
+        layout!(ucp_dt_local_sgl_t {
+            field_mask,
+            buffers,
+            lengths,
+            memhs,
+            counts,
+            strides
+        }),
+        layout!(ucp_dt_remote_sgl_t {
+            field_mask,
+            remote_addrs,
+            lengths,
+            rkeys
+        }),
     ]
 }
 
@@ -189,7 +204,7 @@ fn differences(compiler: &Compiler) -> Vec<String> {
         .map(|(name, size)| (format!("sizeof({name})"), *size as i128))
         .collect();
     let mut wrong = Vec::new();
-    let later = constants::transports::ALL;
+    let later = constants::transports::ALL.iter().chain(sgl::ALL);
     for (name, value) in constants::ALL {
         equal.push(((*name).to_owned(), *value));
     }

@@ -54,6 +54,8 @@ macro_rules! zeroed {
     } )+ };
 }
 
+pub(crate) use zeroed;
+
 zeroed!(
     ucp_lib_attr_t,
     ucp_params_t,
