@@ -21,9 +21,10 @@ BEGIN, END = "<!-- defaults: written by tests/repo/ucx_settings.py -->\n", "<!--
 _TABLE = re.compile(r"^pub const DEFAULTS: [^=]+= &\[\n(.*?)^\];", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(
     r'DefaultSetting \{\s*name: "(?P<name>\w+)",\s*value: "(?P<value>[^"]*)",\s*'
-    r"since: Version::(?:new\((?P<since>[\d, ]+)\)|OLDEST),\s*rdma_only: (?P<rdma_only>true|false),\s*"
+    r"since: Version::(?:new\((?P<since>[\d, ]+)\)|OLDEST),\s*hosts: Hosts::(?P<hosts>\w+),\s*"
     r'why: "(?P<why>[^"]*)",?\s*\}'
 )
+_HOSTS = {"All": "all hosts", "Rdma": "hosts with RDMA", "Efa": "hosts with EFA"}
 
 
 class Row(NamedTuple):
@@ -48,7 +49,7 @@ def rows() -> list[Row]:
     found = []
     for match in _ROW.finditer(source()):
         since = ".".join(match["since"].split(", ")[:2]) if match["since"] else "any"
-        where = "hosts with RDMA" if match["rdma_only"] == "true" else "all hosts"
+        where = _HOSTS[match["hosts"]]
         why = re.sub(r"\\\n\s*", "", match["why"])
         found.append(Row(match["name"], match["value"], since, where, why))
     return found

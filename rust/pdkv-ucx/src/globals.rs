@@ -24,7 +24,8 @@ pub(crate) fn without_efa(ucs: &Ucs, libucp: &Path) -> Option<Setting> {
     })
 }
 
-fn has_efa() -> bool {
+/// Whether an adapter of the `efa` driver is here.
+pub(crate) fn has_efa() -> bool {
     let Ok(devices) = std::fs::read_dir("/sys/class/infiniband") else {
         return false;
     };

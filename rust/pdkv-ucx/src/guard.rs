@@ -22,3 +22,16 @@ pub(crate) fn callback<T>(fallback: T, body: impl FnOnce() -> T) -> T {
 pub fn callback_panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_at_the_wall() {
+        let before = callback_panics();
+        assert_eq!(callback(7, || 5), 5);
+        assert_eq!(callback(7, || panic!("this panic is part of the test")), 7);
+        assert_eq!(callback_panics(), before + 1);
+    }
+}

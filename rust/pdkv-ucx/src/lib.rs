@@ -56,6 +56,6 @@ pub use probe::Probe;
 pub use remote::RemoteKey;
 pub use resource::{Link, Resource};
 pub use sealed::SEALED_MAX_BYTES;
-pub use settings::{DEFAULTS, DefaultSetting, Setting, Settings, Source};
+pub use settings::{DEFAULTS, DefaultSetting, Hosts, Setting, Settings, Source};
 pub use tally::Tally;
 pub use worker::Worker;

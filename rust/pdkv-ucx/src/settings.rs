@@ -9,7 +9,29 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::abi::ucp_config;
 use crate::library::{Library, Version};
-use crate::{log, status};
+use crate::{globals, log, status};
+
+/// The hosts that a default is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Every one.
+    All,
+    /// Those with an RDMA device.
+    Rdma,
+    /// Those with an EFA device.
+    Efa,
+}
+
+impl Hosts {
+    /// What is missing for this to be such a host.
+    fn lacks(self) -> Option<&'static str> {
+        match self {
+            Self::Rdma if !has_rdma_device() => Some("no RDMA device on this host"),
+            Self::Efa if !globals::has_efa() => Some("no EFA device on this host"),
+            _ => None,
+        }
+    }
+}
 
 /// A default of ours.
 pub struct DefaultSetting {
@@ -19,8 +41,8 @@ pub struct DefaultSetting {
     pub value: &'static str,
     /// The first release that knows the name.
     pub since: Version,
-    /// Whether it is for hosts with an RDMA adapter only.
-    pub rdma_only: bool,
+    /// On which hosts it is applied.
+    pub hosts: Hosts,
     /// What it is good for, and what it costs.
     pub why: &'static str,
 }
@@ -31,7 +53,7 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "TLS",
         value: "^tcp",
         since: Version::OLDEST,
-        rdma_only: false,
+        hosts: Hosts::All,
         why: "UCX's TCP listens on a port of its own and writes wherever a packet says, checking nothing and whatever \
               the other end was allowed. pdkv's `tcp` does its work; name `tcp` here only in a network of trusted hosts",
     },
@@ -39,7 +61,7 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "MAX_RMA_RAILS",
         value: "2",
         since: Version::new(1, 14, 0),
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "one transfer may use two adapters; UCX's own default is one. Over sockets it would send half of each put \
               through the slower device",
     },
@@ -47,7 +69,7 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "RNDV_THRESH",
         value: "inf",
         since: Version::OLDEST,
-        rdma_only: false,
+        hosts: Hosts::All,
         why: "a message goes by rendezvous only where the sender says so, so that the receiver's memory for \
               unexpected messages is the sender's decision and not a matter of tuning",
     },
@@ -55,7 +77,7 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "PROTO_INDIRECT_ID",
         value: "y",
         since: Version::OLDEST,
-        rdma_only: false,
+        hosts: Hosts::All,
         why: "what a peer names in its messages is looked up in a table; otherwise, where no lost peers are watched \
               for, it would be an address that UCX believes",
     },
@@ -63,7 +85,7 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "IB_PCI_RELAXED_ORDERING",
         value: "try",
         since: Version::OLDEST,
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "lets the PCIe root reorder an adapter's writes, which some hosts need for full bandwidth. A flush \
               still orders",
     },
@@ -71,28 +93,36 @@ pub const DEFAULTS: &[DefaultSetting] = &[
         name: "RC_FENCE",
         value: "none",
         since: Version::new(1, 14, 0),
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "no extra fence between operations of a queue pair; nothing here relies on order before a flush",
     },
     DefaultSetting {
         name: "MAX_HCA_PER_GPU",
         value: "auto",
         since: Version::new(1, 21, 0),
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "a GPU uses the adapters near it and not every one in the host",
     },
     DefaultSetting {
         name: "RNDV_PIPELINE_ERROR_HANDLING",
         value: "y",
         since: Version::new(1, 22, 0),
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "keeps the pipelined rendezvous available when endpoints watch for a lost peer",
+    },
+    DefaultSetting {
+        name: "ADDRESS_VERSION",
+        value: "v2",
+        since: Version::new(1, 14, 0),
+        hosts: Hosts::Efa,
+        why: "the old form of a worker's address has no room for what EFA's transport says in it. Both ends set it, \
+              since both have the device",
     },
     DefaultSetting {
         name: "MAX_COMPONENT_MDS",
         value: "32",
         since: Version::new(1, 18, 0),
-        rdma_only: true,
+        hosts: Hosts::Rdma,
         why: "hosts with many adapters have more than UCX's default of 16 memory domains",
     },
 ];
@@ -172,11 +202,8 @@ fn apply_default(library: &Library, config: *mut ucp_config, default: &DefaultSe
     if let Ok(value) = std::env::var(format!("UCX_{}", default.name)) {
         return setting(value, Source::Environment);
     }
-    if default.rdma_only && !has_rdma_device() {
-        return setting(
-            default.value.to_owned(),
-            Source::Skipped("no RDMA device on this host".to_owned()),
-        );
+    if let Some(lack) = default.hosts.lacks() {
+        return setting(default.value.to_owned(), Source::Skipped(lack.to_owned()));
     }
     if default.name == "PROTO_INDIRECT_ID" && library.has_assertions() {
         let reason = "this copy has assertions, one of which forbids to destroy a worker then".to_owned();
