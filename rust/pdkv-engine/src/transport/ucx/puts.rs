@@ -25,6 +25,10 @@ use crate::transport::{Direction, Work};
 const WINDOW: u64 = 256;
 /// Operations posted in one call.
 const BATCH: usize = 64;
+/// Calls of UCX while it moves on, before the side channel is looked at, which costs a system call; and those in
+/// a row that moved nothing, before others get the core.
+const LOOK: u32 = 256;
+const PATIENT: u32 = 16;
 
 /// The initiator of a one-sided lane.
 #[derive(Default)]
@@ -318,12 +322,27 @@ impl Posting<'_> {
             pair,
             spans,
         } = self;
+        let (mut calls, mut idle, mut moved) = (0, 0, false);
         while job.tally.outstanding() + spans.len() as u64 > WINDOW {
             if job.over() || endpoint.failure().is_some() {
                 return Err(Halt::Work);
             }
-            desk.listen().map_err(Halt::Lane)?;
-            desk.rest(Some(&made.worker), true, None).map_err(Halt::Lane)?;
+            let before = job.tally.outstanding();
+            if made.worker.progress() || job.tally.outstanding() < before {
+                (idle, moved) = (0, true);
+            } else {
+                idle += 1;
+            }
+            calls += 1;
+            if calls == LOOK || idle > PATIENT {
+                calls = 0;
+                // What moved a moment ago will move again: stay awake for it.
+                if std::mem::take(&mut moved) {
+                    desk.stir();
+                }
+                desk.listen().map_err(Halt::Lane)?;
+                desk.rest(Some(&made.worker), true, None).map_err(Halt::Lane)?;
+            }
         }
         if job.over() {
             return Err(Halt::Work);
