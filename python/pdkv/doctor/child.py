@@ -54,7 +54,7 @@ def ask(*question: str, timeout_s: float = _TIMEOUT_S) -> Outcome:
             process.kill()
             printed, complaints = process.communicate()
             failure = f"took longer than {timeout_s:g} s"
-    return Outcome(_answers(printed), failure, "\n".join(complaints.strip().splitlines()[-3:]))
+    return Outcome(_answers(printed), failure, " / ".join(line for line in complaints.splitlines()[-3:] if line))
 
 
 def _ending(code: int) -> str | None:

@@ -12,7 +12,9 @@ __all__ = ["examine"]
 
 def examine(root: Path) -> tuple[list[Finding], dict[str, Any]]:
     """Looks at the interfaces and devices below `root`; gives findings, and the same as data."""
-    nics = [_nic(folder) for folder in _folders(root / "sys/class/net") if folder.name != "lo"]
+    everything = [_nic(folder) for folder in _folders(root / "sys/class/net")]
+    nics = [nic for nic in everything if nic["name"] != "lo"]
+    loopback = next((nic["state"] for nic in everything if nic["name"] == "lo"), "absent")
     ports = [
         _port(device.name, folder)
         for device in _folders(root / "sys/class/infiniband")
@@ -20,7 +22,14 @@ def examine(root: Path) -> tuple[list[Finding], dict[str, Any]]:
     ]
     reachable = any((root / "dev/infiniband").glob("uverbs*"))
     facts = {"nics": nics, "rdma_ports": ports, "rdma_reachable": reachable}
-    return [_nics(nics), *_rdma(ports, reachable=reachable)], facts
+    return [*_loopback(loopback), _nics(nics), *_rdma(ports, reachable=reachable)], facts
+
+
+def _loopback(state: str) -> list[Finding]:
+    if state in ("up", "unknown"):  # it is up, and its driver does not know more
+        return []
+    text = f"the loopback is {state}: engines of this host cannot connect to one another"
+    return [Finding("network", good=False, text=text, hint="`ip link set lo up`")]
 
 
 def _nics(nics: list[dict[str, Any]]) -> Finding:

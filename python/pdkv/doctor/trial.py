@@ -34,19 +34,27 @@ def moves() -> Iterator[dict[str, Any]]:
             if not all(lines):
                 yield {"transport": "tcp", "good": False, "text": "the second process did not start"}
                 return
-            pooled, private = (RegionDescriptor.from_json(line) for line in lines[1:])
             for names in (_PLAIN, _WITH_UCX):
-                with Engine("doctor", listen=None, transports=names) as engine:
-                    peer = engine.connect(lines[0], timeout_s=_TIMEOUT_S)
-                    for name, usable, why in peer.links():
-                        if name in names:
-                            source = pooled if name == "shm" else private
-                            yield {"transport": name, **_move(engine, peer, source, name, None if usable else why)}
-                    if names == _PLAIN:
-                        yield {"choice": "pool", **_move(engine, peer, pooled, None, None)}
-                        yield {"choice": "private", **_move(engine, peer, private, None, None)}
+                yield from _moves_over(names, *lines)
         finally:
             other.kill()
+
+
+def _moves_over(names: tuple[str, ...], address: str, pooled: str, private: str) -> Iterator[dict[str, Any]]:
+    with Engine("doctor", listen=None, transports=names) as engine:
+        try:
+            peer = engine.connect(address, timeout_s=_TIMEOUT_S)
+        except PdkvError as error:
+            yield from ({"transport": name, "good": False, "text": error.message, "hint": error.hint} for name in names)
+            return
+        sources = {"pool": RegionDescriptor.from_json(pooled), "private": RegionDescriptor.from_json(private)}
+        for name, usable, why in peer.links():
+            if name in names:
+                source = sources["pool" if name == "shm" else "private"]
+                yield {"transport": name, **_move(engine, peer, source, name, None if usable else why)}
+        if names == _PLAIN:
+            for memory, source in sources.items():
+                yield {"choice": memory, **_move(engine, peer, source, None, None)}
 
 
 def _move(
