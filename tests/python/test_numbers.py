@@ -116,3 +116,16 @@ def test_one_transport_as_a_string():
     assert caught.value.hint == "write `transports=['shm']`"
     with pytest.raises(TypeError):
         pdkv.Engine("bad", transports=[7])
+
+
+def test_seconds_that_no_float_holds(engine, cache):
+    for call in (
+        lambda: pdkv.Engine("bad", heartbeat_s=FAR_OUT**20),
+        lambda: engine.connect("127.0.0.1:1", timeout_s=FAR_OUT**20),
+        lambda: cache.export([1], lease_s=FAR_OUT**20),
+        lambda: cache.pull("", [1], timeout_s=FAR_OUT**20),
+    ):
+        with pytest.raises(pdkv.ConfigError, match="_s` is `inf`"):
+            call()
+    with pytest.raises(TypeError):
+        engine.connect("127.0.0.1:1", timeout_s="soon")

@@ -96,7 +96,7 @@ impl PyKvCache {
         #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
         digest: &[u8],
         #[pyo3(from_py_with = number::consumers)] consumers: u32,
-        lease_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
         let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
@@ -124,7 +124,7 @@ impl PyKvCache {
         block_ids: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
         digest: &[u8],
-        lease_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
         enter::attached(py, || self.writable("offer"))?;
@@ -162,7 +162,7 @@ impl PyKvCache {
         #[pyo3(from_py_with = number::first_block)] first_block: u32,
         #[pyo3(from_py_with = number::layers)] layers: Option<(u32, u32)>,
         digest: Option<Vec<u8>>,
-        timeout_s: f64,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
         require_direct: bool,
         peer: Option<&Bound<'_, PyPeer>>,
@@ -212,7 +212,7 @@ impl PyKvCache {
         #[pyo3(from_py_with = number::first_block)] first_block: u32,
         #[pyo3(from_py_with = number::layers)] layers: Option<(u32, u32)>,
         digest: Option<Vec<u8>>,
-        timeout_s: f64,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
         require_direct: bool,
         peer: Option<&Bound<'_, PyPeer>>,

@@ -72,9 +72,9 @@ impl PyEngine {
         #[pyo3(from_py_with = number::threads)] threads: Option<usize>,
         #[pyo3(from_py_with = number::tcp_streams)] tcp_streams: Option<usize>,
         insecure: bool,
-        heartbeat_s: Option<f64>,
-        peer_timeout_s: Option<f64>,
-        lease_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] heartbeat_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] peer_timeout_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
         ucx: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut config = EngineConfig {
@@ -236,7 +236,12 @@ impl PyEngine {
     ///     PeerUnreachableError: Nobody answers.
     ///     HandshakeError: The peer speaks another protocol; lists every difference.
     #[pyo3(signature = (address, *, timeout_s=5.0))]
-    fn connect(&self, py: Python<'_>, address: &str, timeout_s: f64) -> PyResult<PyPeer> {
+    fn connect(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
+    ) -> PyResult<PyPeer> {
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
         let (engine, address) = (self.0.engine.clone(), address.to_owned());
         let peer = enter::interruptible(py, move || engine.connect(&address, timeout))?;

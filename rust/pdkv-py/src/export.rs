@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::enter;
+use crate::number;
 use crate::reference::PyReference;
 
 /// Blocks pinned under a lease, for consumers to pull or for a producer to push into.
@@ -41,7 +42,7 @@ impl PyExport {
     ///
     /// Raises:
     ///     StaleReferenceError: It ended already.
-    fn renew(&self, py: Python<'_>, lease_s: f64) -> PyResult<f64> {
+    fn renew(&self, py: Python<'_>, #[pyo3(from_py_with = number::seconds)] lease_s: f64) -> PyResult<f64> {
         let lease = enter::duration(py, "lease_s", lease_s)?;
         enter::detached(py, || self.0.renew(lease)).map(|left| left.as_secs_f64())
     }
@@ -63,7 +64,11 @@ impl PyExport {
     /// Returns:
     ///     Whether it is so now.
     #[pyo3(signature = (timeout_s=None))]
-    fn wait_quiesced(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+    fn wait_quiesced(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
+    ) -> PyResult<bool> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
         enter::waiting(py, timeout, |slice| Ok(self.0.wait_quiesced(Some(slice))))
     }
@@ -73,7 +78,11 @@ impl PyExport {
     /// Returns:
     ///     The state, which is still a live one when `timeout_s` passed first.
     #[pyo3(signature = (timeout_s=None))]
-    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<&'static str> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
+    ) -> PyResult<&'static str> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
         enter::waiting(py, timeout, |slice| {
             Ok(self.0.state().is_ended() || self.0.wait(Some(slice)).is_ok())

@@ -1,4 +1,4 @@
-//! Whole numbers that Python hands over. One outside its range is an error of pdkv with the argument's name in it,
+//! Numbers that Python hands over. A whole one outside its range is an error of pdkv with the argument's name in it,
 //! not Python's bare `OverflowError`; something that is no integer stays Python's `TypeError`.
 
 use pdkv_core::{Error, ErrorKind};
@@ -88,4 +88,17 @@ pub(crate) fn layers(object: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> 
     }
     let (first, count): (Bound<'_, PyAny>, Bound<'_, PyAny>) = object.extract()?;
     Ok(Some((layer(&first)?, layer(&count)?)))
+}
+
+/// Reads seconds. What is too large for a float becomes infinite, which `enter::duration` refuses by name.
+pub(crate) fn seconds(object: &Bound<'_, PyAny>) -> PyResult<f64> {
+    object.extract().or_else(|error: PyErr| {
+        let too_large = error.is_instance_of::<PyOverflowError>(object.py());
+        if too_large { Ok(f64::INFINITY) } else { Err(error) }
+    })
+}
+
+/// The same where they may be `None`.
+pub(crate) fn optional_seconds(object: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    (!object.is_none()).then(|| seconds(object)).transpose()
 }

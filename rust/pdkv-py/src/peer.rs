@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::engine::Handle;
 use crate::enter;
+use crate::number;
 use crate::reference;
 use crate::span::{self, Stretch};
 use crate::transfer::PyTransfer;
@@ -150,7 +151,7 @@ impl PyPeer {
         dst: &Bound<'_, PyAny>,
         src: &Bound<'_, PyAny>,
         notify: Option<&[u8]>,
-        timeout_s: f64,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
     ) -> PyResult<PyTransfer> {
         let options = options(py, timeout_s, require)?;
@@ -180,7 +181,7 @@ impl PyPeer {
         dst: &Bound<'_, PyAny>,
         src: &Bound<'_, PyAny>,
         notify: Option<&[u8]>,
-        timeout_s: f64,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
     ) -> PyResult<PyTransfer> {
         let options = options(py, timeout_s, require)?;
@@ -214,7 +215,13 @@ impl PyPeer {
     ///     StaleReferenceError: The export ended.
     ///     TransferTimeoutError: The owner did not answer within `timeout_s`.
     #[pyo3(signature = (reference, lease_s, *, timeout_s=5.0))]
-    fn renew(&self, py: Python<'_>, reference: &Bound<'_, PyAny>, lease_s: f64, timeout_s: f64) -> PyResult<f64> {
+    fn renew(
+        &self,
+        py: Python<'_>,
+        reference: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::seconds)] lease_s: f64,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
+    ) -> PyResult<f64> {
         let (reference, lease) = (reference::read(reference)?, enter::duration(py, "lease_s", lease_s)?);
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
         let peer = self.inner.clone();

@@ -18,7 +18,7 @@ pub(crate) fn simulate(
     #[pyo3(from_py_with = number::exports)] exports: usize,
     #[pyo3(from_py_with = number::blocks)] blocks: u32,
     #[pyo3(from_py_with = number::simulated_layers)] layers: u32,
-    span_s: f64,
+    #[pyo3(from_py_with = number::seconds)] span_s: f64,
     faults: bool,
 ) -> PyResult<Bound<'_, PyDict>> {
     let config = SimConfig {

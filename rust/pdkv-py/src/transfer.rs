@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use crate::engine::{Handle, PyEngine};
 use crate::enter;
 use crate::errors;
+use crate::number;
 use crate::path::PyPath;
 use crate::stats::PyTransferStats;
 
@@ -106,7 +107,11 @@ impl PyTransfer {
     ///     TransferCancelledError: It was cancelled.
     ///     PdkvError: It failed; the class names the cause.
     #[pyo3(signature = (timeout_s=None))]
-    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<()> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
+    ) -> PyResult<()> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
         let ended = enter::waiting(py, timeout, |slice| {
             if !self.inner.poll() {
@@ -136,7 +141,11 @@ impl PyTransfer {
     /// Returns:
     ///     Whether it is quiesced now.
     #[pyo3(signature = (timeout_s=None))]
-    fn wait_quiesced(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+    fn wait_quiesced(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
+    ) -> PyResult<bool> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
         enter::waiting(py, timeout, |slice| Ok(self.inner.wait_quiesced(Some(slice))))
     }
