@@ -66,6 +66,13 @@ def test_memory_is_what_a_cache_is_unless_told():
     assert perftest.settings({"TLS": "posix,cma"})["UCX_TLS"] == "posix,cma"
 
 
+def test_transports_are_those_that_pdkv_would_take(monkeypatch):
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert perftest.settings({})["UCX_TLS"] == "^tcp"
+    monkeypatch.setenv("UCX_TLS", "rc")
+    assert "UCX_TLS" not in perftest.settings({})
+
+
 def test_without_the_program_the_reason_is_typed(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(perftest.wheels, "folders", list)

@@ -212,7 +212,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ucx-tls",
         default="",
         metavar="TLS",
-        help="UCX's transports, of --transport ucx and what is measured beside it: posix,cma or tcp (default: UCX's)",
+        help="UCX's transports, of --transport ucx and what is measured beside it: posix,cma or tcp (default: ^tcp)",
     )
     machine.add_argument(
         "--ucx-one-sided",

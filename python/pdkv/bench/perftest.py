@@ -25,6 +25,7 @@ from pdkv.errors import PdkvError, UnsupportedError
 _MIB = 1 << 20
 _WARMUP = 64
 _STARTS_S = 10.0
+_DEFAULT_TLS = "^tcp"  # pdkv's, see docs/decisions/0010
 _FIELDS = ("iterations", "avg_bw", "overall_bw", "overall_mr")
 _HINT = "install it: `apt-get install ucx-utils` on Debian and Ubuntu; the `libucx` wheels have one too"
 
@@ -127,7 +128,10 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
     Its buffers are made what a KV cache is: memory that UCX did not allocate. Left alone it takes shared memory
     and measures the copy inside one process.
     """
-    return {"UCX_ALLOC_PRIO": "mmap", "UCX_WARN_UNUSED_ENV_VARS": "n"} | {f"UCX_{key}": given[key] for key in given}
+    ours = {"UCX_ALLOC_PRIO": "mmap", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    if "UCX_TLS" not in os.environ:
+        ours["UCX_TLS"] = _DEFAULT_TLS
+    return ours | {f"UCX_{key}": value for key, value in given.items()}
 
 
 def run(
