@@ -48,6 +48,21 @@ pub(crate) fn inproc_engine(incarnation: Incarnation) -> Option<Weak<Shared>> {
         .cloned()
 }
 
+/// Ends every lane of this process and waits for their threads to leave UCX. The process is about to exit.
+pub(crate) fn end_lanes() {
+    crate::transport::ucx::refuse_lanes();
+    let engines: Vec<_> = {
+        let list = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter_map(Weak::upgrade).collect()
+    };
+    for engine in &engines {
+        engine.lanes.end_all();
+    }
+    wait_until(CLOSE_WAIT, || engines.iter().all(|engine| engine.lanes.none()));
+    // Nobody is to be the last owner here: dropping an engine while the process exits is not worth a risk.
+    std::mem::forget(engines);
+}
+
 /// One transfer engine. Cloning gives another handle on the same one; it closes when the last
 /// handle is dropped or at [`close`](Self::close).
 #[derive(Clone)]

@@ -7,13 +7,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use common::fake::{Wire, hello, hello_from_here};
-use common::{LAYERS, LEASE, Memory, WAIT, cache, engine, table};
+use common::{LAYERS, LEASE, Memory, WAIT, cache, engine, table, ucx};
 use pdkv_core::ErrorKind;
 use pdkv_core::id::{SessionToken, TransferId};
 use pdkv_core::reference::Reference;
 use pdkv_core::session;
 use pdkv_core::wire::{Abandon, Claim, Message};
-use pdkv_engine::{EngineConfig, KvCache, TransportKind};
+use pdkv_engine::{EngineConfig, KvCache, PullOptions, TransportKind};
 
 /// Claims an offer as a one-sided writer would.
 fn claim(wire: &mut Wire, transfer: u64, offer: &Reference, cache: &KvCache) {
@@ -151,4 +151,47 @@ fn dropping_the_last_handle_frees_the_port_without_a_wait() {
     eventually("the port is free", || {
         pdkv_engine::Engine::new("second", config()).is_ok()
     });
+}
+
+/// Not a test of its own: what the child of the next one does, which finds its lane in the environment.
+#[test]
+fn child_that_exits_with_lanes_at_work() {
+    let Ok(puts) = std::env::var("EXIT_WITH_LANES") else {
+        return;
+    };
+    let lane = if puts == "puts" {
+        ucx::Lane::puts("posix,cma")
+    } else {
+        ucx::Lane::messages("posix,cma")
+    };
+    let pair = common::Pair::new(lane);
+    let all: Vec<u32> = (0..common::BLOCKS).collect();
+    let pulls: Vec<_> = (0..8)
+        .map(|_| {
+            let export = pair.source.export(table(&all), 256, b"", 1, LEASE).unwrap();
+            pair.target
+                .pull(export.reference(), table(&all), &PullOptions::default())
+                .unwrap()
+        })
+        .collect();
+    // Neither closed nor dropped.
+    std::mem::forget((pair, pulls));
+    std::process::exit(7);
+}
+
+#[test]
+fn a_process_that_exits_with_lanes_at_work_exits_as_it_said() {
+    if !ucx::is_here() {
+        return;
+    }
+    for round in 0..20 {
+        let kind = if round % 2 == 0 { "puts" } else { "messages" };
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_exits_with_lanes_at_work"])
+            .env("EXIT_WITH_LANES", kind)
+            .stdout(std::process::Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(7), "{kind}: {status}");
+    }
 }

@@ -22,6 +22,7 @@
 mod abi;
 mod context;
 mod endpoint;
+mod exit;
 pub mod find;
 mod fork;
 mod globals;
@@ -47,6 +48,7 @@ mod worker;
 
 pub use context::{Context, Features};
 pub use endpoint::{Direction, Endpoint, ErrorMode, Span};
+pub use exit::before_exit;
 pub use guard::callback_panics;
 pub use inbox::{Inbox, InboxLimits, Incoming};
 pub use library::{Library, Origin, Version};

@@ -98,10 +98,6 @@ impl Role for Asks {
         !self.jobs.is_empty()
     }
 
-    fn outstanding(&self) -> u64 {
-        self.asked.values().map(|asked| asked.tally.outstanding()).sum()
-    }
-
     fn give_up(self: Box<Self>) -> Rest {
         Rest {
             works: self.jobs.into_values().map(|job| job.work).collect(),

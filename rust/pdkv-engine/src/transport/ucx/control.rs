@@ -108,6 +108,14 @@ impl Control {
     }
 }
 
+/// No more lanes in this process.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Lets no lane come up any more, in any engine of this process.
+pub(crate) fn refuse_lanes() {
+    EXITING.store(true, Ordering::Release);
+}
+
 /// The lanes of an engine, by peer.
 #[derive(Default)]
 pub(crate) struct Lanes {
@@ -119,6 +127,9 @@ impl Lanes {
     /// `Capacity` when the peer has as many lanes as any may have: each costs a thread here.
     pub(super) fn enter(&self, peer: PeerKey, control: &Arc<Control>) -> Result<()> {
         let mut list = self.list.lock().expect("no holder panics");
+        if EXITING.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "lane", "the process exits"));
+        }
         list.retain(|(_, control)| !control.is_gone());
         if list.iter().filter(|(key, _)| *key == peer).count() >= MAX_LANES {
             return Err(Error::new(
@@ -140,7 +151,6 @@ impl Lanes {
     }
 
     /// Ends every lane, the peers' connections untouched.
-    #[cfg(test)]
     pub(crate) fn end_all(&self) {
         for (_, control) in self.list.lock().expect("no holder panics").iter() {
             control.end();

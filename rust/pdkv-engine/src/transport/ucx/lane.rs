@@ -27,8 +27,6 @@ pub(super) const SETUP: Duration = Duration::from_secs(5);
 /// How long operations of a work that was stopped may take to end. Past it the lane ends, since only the
 /// end of its worker takes them back.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
-/// How long nothing may move before a lane's operations count as standing still.
-const STANDSTILL: Duration = Duration::from_millis(100);
 /// UCX keeps much on the stack while it looks at the machine.
 const STACK: usize = 2 << 20;
 
@@ -48,9 +46,6 @@ pub(super) trait Role {
 
     /// Whether flags of transfers are to be looked at while nothing happens.
     fn watches(&self) -> bool;
-
-    /// Operations under way.
-    fn outstanding(&self) -> u64;
 
     /// Lets go of everything of UCX's. What it returns is kept until the worker is gone.
     fn give_up(self: Box<Self>) -> Rest;
@@ -158,30 +153,16 @@ fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
     };
     tracing::debug!(%error, "lane ended");
     let unbegun = desk.control.close();
-    drain(&made, &*role);
     let rest = role.give_up();
     drop(made.inbox);
     drop(made.endpoint);
     made.worker.destroy();
+    drop(made.context);
     desk.control.set_gone();
     drop(rest.permits);
     for work in rest.works.into_iter().chain(unbegun) {
         work.fail(error.clone());
         work.leave();
-    }
-}
-
-/// Lets end what ends without the peer. UCX ends the process when a worker is destroyed while the kernel
-/// has copies to do for it; those always end, and whatever else is under way stands still here.
-fn drain(made: &Made, role: &dyn Role) {
-    let started = Instant::now();
-    let mut moved = started;
-    while role.outstanding() > 0 && moved.elapsed() < STANDSTILL && started.elapsed() < DRAIN {
-        if made.worker.progress() {
-            moved = Instant::now();
-        } else {
-            std::thread::yield_now();
-        }
     }
 }
 

@@ -31,7 +31,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use super::{Link, Work};
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
-pub(crate) use control::{Control, Lanes};
+pub(crate) use control::{Control, Lanes, refuse_lanes};
 pub(crate) use lane::serve;
 pub(crate) use runtime::{Runtime, unwanted};
 

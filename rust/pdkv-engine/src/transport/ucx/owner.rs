@@ -108,10 +108,6 @@ impl Role for Owner {
         !self.served.is_empty() || (self.greeted && self.greeting.is_none())
     }
 
-    fn outstanding(&self) -> u64 {
-        self.served.values().map(|served| served.tally.outstanding()).sum()
-    }
-
     fn give_up(self: Box<Self>) -> Rest {
         let mut permits = Vec::new();
         for served in self.served.into_values() {

@@ -113,10 +113,6 @@ impl Role for Puts {
         !self.jobs.is_empty()
     }
 
-    fn outstanding(&self) -> u64 {
-        self.jobs.iter().map(|job| job.tally.outstanding()).sum()
-    }
-
     fn give_up(self: Box<Self>) -> Rest {
         Rest {
             works: self.jobs.into_iter().map(|job| job.work).collect(),

@@ -76,7 +76,9 @@ impl Runtime {
             };
             Context::open(&library, &settings, features)
         };
-        context.get_or_init(open).clone()
+        let context = context.get_or_init(open).clone()?;
+        pdkv_ucx::before_exit(crate::engine::end_lanes);
+        Ok(context)
     }
 
     /// A region's handle for lanes of this manner, made at first use.
