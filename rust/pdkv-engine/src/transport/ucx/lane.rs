@@ -27,6 +27,8 @@ pub(super) const SETUP: Duration = Duration::from_secs(5);
 /// How long operations of a work that was stopped may take to end. Past it the lane ends, since only the
 /// end of its worker takes them back.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
+/// Calls of UCX between two looks at the side channel.
+const PROGRESS: usize = 32;
 /// UCX keeps much on the stack while it looks at the machine.
 const STACK: usize = 2 << 20;
 
@@ -172,7 +174,8 @@ fn turn(desk: &mut Desk, made: &Made, role: &mut dyn Role) -> Result<Never> {
     desk.stir();
     loop {
         desk.listen()?;
-        let mut busy = made.worker.progress();
+        // A look at the side channel costs as much as a small message.
+        let mut busy = (0..PROGRESS).take_while(|_| made.worker.progress()).count() > 0;
         while let Some(frame) = desk.heard() {
             role.hear(desk, made, frame)?;
             busy = true;
