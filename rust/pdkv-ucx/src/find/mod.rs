@@ -87,15 +87,7 @@ impl Host<'_> {
 /// # Errors
 /// `Unsupported` that lists every place with its reason, and hints at what to install.
 pub fn find(search: &Search) -> (Result<Library>, Vec<Attempt>) {
-    let (found, attempts) = with_this_host(|host| first(host, search, &Library::open, Library::version));
-    for attempt in &attempts {
-        let Attempt { origin, place, .. } = attempt;
-        match &attempt.outcome {
-            Ok(version) => tracing::debug!("took UCX {version} of the {}: `{place}`", origin.as_str()),
-            Err(reason) => tracing::debug!("passed over the UCX of the {}: `{place}`: {reason}", origin.as_str()),
-        }
-    }
-    (found, attempts)
+    with_this_host(|host| first(host, search, &Library::open, Library::version))
 }
 
 /// Every copy in the order in which [`find`] would try them. Opens nothing, because two copies hardly ever
