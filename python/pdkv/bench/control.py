@@ -19,6 +19,7 @@ from pdkv.errors import ConfigError, PdkvError, PeerLostError, PeerUnreachableEr
 _MAX_LINE = 4 << 20
 _FIRST_CONTACT_S = 60.0
 _QUIET_S = 3600.0
+_LEAVES_S = 30.0
 
 Message = dict[str, object]
 
@@ -190,8 +191,12 @@ def spawned(
             yield channel
         finally:
             channel.close()
-        if child.wait(timeout=30) != 0:
-            raise PeerLostError(f"{what} ended with code `{child.returncode}`")
+        try:
+            code = child.wait(timeout=_LEAVES_S)
+        except subprocess.TimeoutExpired as error:
+            raise PeerLostError(f"{what} did not end within `{_LEAVES_S:g}` s and was killed") from error
+        if code != 0:
+            raise PeerLostError(f"{what} ended with code `{code}`")
     finally:
         child.stdin.close()
         child.stdout.close()

@@ -51,10 +51,16 @@ class Entry:
 
     def close(self) -> None:
         """Gives back what it holds; idempotent."""
-        if self.rival is not None:
-            self.note = self.rival.note
-            self.rival.close()
-            self.rival = None
+        rival, self.rival = self.rival, None
+        if rival is None:
+            return
+        self.note = rival.note
+        try:
+            rival.close()
+        except PdkvError as error:
+            if self.kind == "limit":
+                raise
+            self.note += f"; {error}"
 
     def beside(self) -> Beside:
         """Gives what a row is made from."""

@@ -8,11 +8,12 @@ their tables. What can be prepared (buffers, tags) is prepared before the clock 
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -142,12 +143,14 @@ class Server:
         return self._end
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serves the one process that started this one."""
     token, channel = control.greet()
     Server(Toolkit.real(), channel, token).serve()
-    return 0
+    # The bindings' destructors close the endpoint and may wait for ever for the other end, which has left too.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
