@@ -112,6 +112,7 @@ impl Endpoint {
     pub(crate) fn connect(worker: &Rc<WorkerCore>, address: &[u8], mode: ErrorMode) -> Result<Self> {
         let handle = worker.enter("connect")?;
         let address = sealed::open(Kind::Address, address)?;
+        known_form(&address)?;
         let core = Rc::new(EpCore {
             handle: Cell::new(std::ptr::null_mut()),
             failure: Cell::new(0),
@@ -374,6 +375,20 @@ pub struct Span {
     pub remote_offset: u64,
     /// How many bytes it has.
     pub len: u64,
+}
+
+/// UCX ends the process over an address of a form it doesn't know; the form is the low half of the first byte.
+fn known_form(address: &sealed::Opened) -> Result<()> {
+    const NEWEST: u8 = 1;
+    let form = address.first() & 0x0f;
+    if form <= NEWEST {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Handshake,
+        "connect",
+        format!("the peer's worker address has form `{form}`, which UCX doesn't know up to now"),
+    ))
 }
 
 #[cold]

@@ -2,7 +2,10 @@
 //!
 //! UCX walks such bytes by the lengths it finds in them. Whatever is cut short, mixed up or random is
 //! found out here, by kind, length and checksum, before UCX sees it. That isn't a defence against a peer
-//! who computes the checksum of a lie; against that one there is only a padding in which UCX's walk ends.
+//! who computes the checksum of a lie. Tried with such lies, UCX 1.13 and 1.22 bear cut addresses and keys (the
+//! padding of zeros ends the walk) and random addresses (most by their form, see `Endpoint::connect`), but die of
+//! one key in fifteen with a wrong byte, and 1.13 of most random keys. So connections are for peers that are trusted
+//! not to lie: those that know the secret.
 
 use pdkv_core::{Error, ErrorKind, Result};
 
@@ -62,6 +65,10 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
+    pub(crate) fn first(&self) -> u8 {
+        self.padded[0]
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.padded.as_ptr()
     }

@@ -129,6 +129,47 @@ fn case_bytes_that_are_no_address() {
 }
 
 #[test]
+fn addresses_that_lie_with_a_right_checksum_are_borne() {
+    over("case_addresses_that_lie", &["all"]);
+}
+
+#[test]
+fn case_addresses_that_lie() {
+    let Some(tls) = lane() else { return };
+    let pair = Pair::new(&library().unwrap(), &lanes(&tls), ErrorMode::None);
+    let address = pair.far.address().unwrap();
+    let mut seed = 11_u64;
+    let mut next = || {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize
+    };
+    for round in 0..60 {
+        let raw: Vec<u8> = match round % 2 {
+            0 => (0..=next() % 300).map(|_| next() as u8).collect(),
+            _ => address[HEAD..HEAD + 1 + next() % (address.len() - HEAD)].to_vec(),
+        };
+        let connected = pair.near.connect(&sealed(&address, &raw), ErrorMode::None);
+        if round % 2 == 0 && raw[0] & 15 > 1 {
+            assert_eq!(connected.err().map(|error| error.kind()), Some(ErrorKind::Handshake));
+        }
+    }
+    moves(&pair);
+}
+
+/// The length of what is put in front of UCX's bytes.
+const HEAD: usize = 22;
+
+/// UCX's bytes with a right length and checksum.
+fn sealed(like: &[u8], raw: &[u8]) -> Vec<u8> {
+    let sum = raw.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    [&like[..10], &(raw.len() as u32).to_le_bytes(), &sum.to_le_bytes(), raw].concat()
+}
+
+#[test]
 fn copies_stand_side_by_side_or_are_refused() {
     let copies = copies();
     let Some(first) = copies.first() else { return };
