@@ -6,9 +6,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{FAR_SEED, MEMORY, Side, ask, facts, far_bytes, lane, over_all, serve, start};
-use common::{bytes, pattern};
-use pdkv_ucx::{Delivery, Direction, ErrorMode, Span, Tally};
+use common::processes::{FAR_SEED, MEMORY, Side, ask, facts, far_bytes, lane, over, over_all, serve, start};
+use common::{bytes, library, pattern};
+use pdkv_ucx::{Delivery, Direction, ErrorMode, Span, Tally, Version};
 
 #[test]
 fn far_side() {
@@ -181,6 +181,9 @@ fn case_a_worker_ends_with_its_operations() {
     }
     for trouble in ["none", "STOP", "KILL"] {
         for first in [true, false] {
+            if first && trouble == "none" {
+                continue;
+            }
             let (mut side, far) = start(ErrorMode::None);
             let tally = Tally::new(side.worker());
             if first && trouble != "none" {
@@ -202,14 +205,12 @@ fn case_a_worker_ends_with_its_operations() {
 
 #[test]
 fn a_thousand_reconnects_leave_nothing_behind() {
-    over_all("case_a_thousand_reconnects");
+    over("case_a_thousand_reconnects", &["tcp", "all"]);
 }
 
 #[test]
 fn case_a_thousand_reconnects() {
-    if lane().is_none() {
-        return;
-    }
+    let Some(lane) = lane() else { return };
     let (mut side, _far) = start(ErrorMode::None);
     // The whole number once, over every lane there is; elsewhere enough to see a trend.
     let rounds = if std::env::var_os("PDKV_TEST_ROUNDS").is_some() {
@@ -217,6 +218,7 @@ fn case_a_thousand_reconnects() {
     } else {
         150
     };
+    let forgetful = library().unwrap().version() < Version::new(1, 14, 0) && lane == "tcp";
     let mut early = None;
     let begun = Instant::now();
     for round in 0..rounds {
@@ -225,7 +227,8 @@ fn case_a_thousand_reconnects() {
             .put(&side.memory, 0, side.key(), 0, 4096, &tally)
             .unwrap();
         side.endpoint().flush(&tally).unwrap();
-        if round % 2 == 0 {
+        // Debian's 1.13 loses the bytes of eager messages that are under way over tcp when their worker goes.
+        if round % 2 == 0 || forgetful {
             side.wait(&tally);
         } else {
             flood(&side, &tally);
@@ -235,7 +238,7 @@ fn case_a_thousand_reconnects() {
         ask(&mut side, b"d");
         ask(&mut side, b"c");
         side.connect();
-        if round == 50 {
+        if round == 15 {
             early = Some((facts(), ask(&mut side, b"f")));
         }
     }

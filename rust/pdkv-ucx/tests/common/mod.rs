@@ -17,7 +17,7 @@ use pdkv_ucx::{
 pub(crate) const LANES: [&str; 4] = ["posix,cma", "sysv,cma", "tcp", "all"];
 
 /// How long a test waits for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The copies named by `PDKV_TEST_UCX`, and the system's. Those that can't be in one process stand apart: a
 /// test that needs one loads it in a process of its own.
