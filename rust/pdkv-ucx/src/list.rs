@@ -104,11 +104,9 @@ impl Endpoint {
         let ep = self.enter("probe a list")?;
         let (here, there, count) = (list.local(), list.remote(), list.buffers.len());
         let put = self.worker.library().ucp().ucp_put_nbx;
-        // The arrays of so short a list are left to UCX for good; it is asked once a connection.
-        std::mem::forget(list);
-        self.ask(tally, |param| {
+        self.ask(tally, Some(Box::new(list)), |param| {
             describe(param, &there, count);
-            // SAFETY: as in `put_list`; the arrays live for ever.
+            // SAFETY: as in `put_list`; the arrays, which don't move with their list, are kept until the callback.
             unsafe {
                 put(
                     ep,

@@ -33,7 +33,7 @@ pub(crate) fn route(ucs: &Ucs) {
 
 /// Takes the last warning or error that UCX logged on this thread.
 pub(crate) fn take_last() -> Option<String> {
-    LAST.with(|last| last.borrow_mut().take())
+    LAST.try_with(|last| last.borrow_mut().take()).ok().flatten()
 }
 
 unsafe extern "C" fn line(
@@ -64,7 +64,8 @@ unsafe extern "C" fn line(
 
 fn emit(level: u32, text: &str) {
     if level <= UCS_LOG_LEVEL_WARN {
-        LAST.with(|last| *last.borrow_mut() = Some(text.to_owned()));
+        // UCX logs from destructors, too, when the thread's own things are gone.
+        let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text.to_owned()));
     }
     match level {
         UCS_LOG_LEVEL_FATAL | UCS_LOG_LEVEL_ERROR => tracing::error!(target: "ucx", "{text}"),

@@ -1,5 +1,6 @@
 //! What UCX really does with a copy: asked of a put that is made for the purpose, and of the endpoint.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::rc::Rc;
@@ -45,6 +46,8 @@ struct Question {
     tally: Rc<TallyCore>,
     done: Cell<bool>,
     asked: Cell<bool>,
+    #[expect(dead_code, reason = "what UCX reads until the callback; held for its drop")]
+    keep: Option<Box<dyn Any>>,
 }
 
 unsafe extern "C" fn probe_done(request: *mut c_void, status: ucs_status_t, argument: *mut c_void) {
@@ -119,7 +122,7 @@ impl Endpoint {
         tally.hold(local);
         tally.hold_key(&remote.core);
         let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
-        self.ask(tally, |param| {
+        self.ask(tally, None, |param| {
             param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
             param.memh = local.handle();
             // SAFETY: as for `put`.
@@ -131,6 +134,7 @@ impl Endpoint {
     pub(crate) fn ask(
         &self,
         tally: &Tally,
+        keep: Option<Box<dyn Any>>,
         post: impl FnOnce(&mut ucp_request_param_t) -> ucs_status_ptr_t,
     ) -> Result<Probe> {
         let ucp = self.worker.library().ucp();
@@ -138,6 +142,7 @@ impl Endpoint {
             tally: Rc::clone(&tally.core),
             done: Cell::new(false),
             asked: Cell::new(false),
+            keep,
         });
         let mut param = operation_param(tally);
         param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
@@ -186,14 +191,63 @@ impl Endpoint {
     }
 }
 
-/// Those of the lanes that the description names.
+/// Those of the lanes that the description names; none when it also names something that is no lane.
 fn named(info: &str, lanes: &[Resource]) -> Vec<Resource> {
-    let words: Vec<&str> = info
-        .split(|c: char| c.is_whitespace() || "{},;|()".contains(c))
-        .collect();
-    lanes
-        .iter()
-        .filter(|lane| words.contains(&lane.to_string().as_str()))
-        .cloned()
-        .collect()
+    let mut found: Vec<Resource> = Vec::new();
+    for word in info.split(|c: char| c.is_whitespace() || "{},;|()".contains(c)) {
+        // `MB/s` is the one word with a stroke that is no transport.
+        let Some(resource) = Resource::parse(without_path(word)).filter(|_| word != "MB/s") else {
+            continue;
+        };
+        if !lanes.contains(&resource) {
+            return Vec::new();
+        }
+        if !found.contains(&resource) {
+            found.push(resource);
+        }
+    }
+    found
+}
+
+/// `rc_mlx5/mlx5_0:1/path0` without the number of the path, which UCX adds where a device has several.
+fn without_path(word: &str) -> &str {
+    match word.rsplit_once("/path") {
+        Some((name, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(info: &str) -> Vec<String> {
+        let lanes = ["rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1", "cma/memory"];
+        let lanes: Vec<Resource> = lanes.iter().map(|lane| Resource::parse(lane).unwrap()).collect();
+        named(info, &lanes).iter().map(Resource::to_string).collect()
+    }
+
+    #[test]
+    fn a_description_names_lanes_with_and_without_paths() {
+        let put = "{proto|cb|init} put from host memory length 64";
+        let speed = "102.5 MB/s 0.60 us";
+        assert_eq!(names(&format!("{put} zero-copy cma/memory {speed}")), ["cma/memory"]);
+        assert_eq!(
+            names(&format!("{put} zero-copy rc_mlx5/mlx5_0:1/path0 {speed}")),
+            ["rc_mlx5/mlx5_0:1"]
+        );
+        let two = "zero-copy 50% on rc_mlx5/mlx5_0:1/path0 and 50% on rc_mlx5/mlx5_0:1/path1";
+        assert_eq!(names(&format!("{put} {two} {speed}")), ["rc_mlx5/mlx5_0:1"]);
+        let both = "zero-copy 50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1";
+        assert_eq!(
+            names(&format!("{put} {both} {speed}")),
+            ["rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1"]
+        );
+    }
+
+    #[test]
+    fn a_word_that_is_no_lane_makes_the_rest_worthless() {
+        assert!(names("put 50% on rc_mlx5/mlx5_0:1 and 50% on tcp/eth0 9.0 MB/s").is_empty());
+        assert!(names("flags:0x1 <no debug info>").is_empty());
+    }
 }

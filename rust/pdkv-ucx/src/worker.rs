@@ -22,7 +22,7 @@ use crate::{fork, log, status};
 
 /// How many times in a row nothing must move before a destroyed worker's operations are taken to wait for the
 /// peer, and how long they may go on moving.
-const DRAIN_STILL: u32 = 1000;
+pub(crate) const DRAIN_STILL: u32 = 1000;
 const DRAIN_LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// How long a destroyed worker waits for a handshake, on copies with assertions only.
@@ -39,8 +39,8 @@ pub struct Worker {
 /// What endpoints, keys, tallies and inboxes share. `handle` is null once the worker is destroyed.
 pub(crate) struct WorkerCore {
     handle: Cell<ucp_worker_h>,
-    event_fd: i32,
-    max_header: usize,
+    event_fd: Cell<i32>,
+    max_header: Cell<usize>,
     settled: Rc<Cell<bool>>,
     endpoints: RefCell<Vec<Rc<EpCore>>>,
     keys: RefCell<Vec<Weak<KeyCore>>>,
@@ -67,29 +67,31 @@ impl Worker {
         // SAFETY: a live context, a zeroed struct with the fields that its mask names, a place for the handle.
         let created = unsafe { (ucp.ucp_worker_create)(context.handle(), &raw const params, &raw mut handle) };
         status::check("create a worker", created)?;
-        let mut core = WorkerCore {
-            handle: Cell::new(handle),
-            event_fd: -1,
-            max_header: 0,
-            settled: Rc::new(Cell::new(false)),
-            endpoints: RefCell::default(),
-            keys: RefCell::default(),
-            tallies: RefCell::default(),
-            inboxes: RefCell::default(),
-            context: context.clone(),
+        let worker = Self {
+            core: Rc::new(WorkerCore {
+                handle: Cell::new(handle),
+                event_fd: Cell::new(-1),
+                max_header: Cell::new(0),
+                settled: Rc::new(Cell::new(false)),
+                endpoints: RefCell::default(),
+                keys: RefCell::default(),
+                tallies: RefCell::default(),
+                inboxes: RefCell::default(),
+                context: context.clone(),
+            }),
         };
         let mut attributes = ucp_worker_attr_t::zeroed();
         attributes.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
         // SAFETY: a live worker, and a zeroed struct with a mask.
         let queried = unsafe { (ucp.ucp_worker_query)(handle, &raw mut attributes) };
         status::check("create a worker", queried)?;
-        core.max_header = attributes.max_am_header;
+        worker.core.max_header.set(attributes.max_am_header);
         let mut event_fd = -1;
         // SAFETY: a live worker of a context with wake-up, and a place for the descriptor, which stays UCX's.
         let got = unsafe { (ucp.ucp_worker_get_efd)(handle, &raw mut event_fd) };
         status::check("create a worker", got)?;
-        core.event_fd = event_fd;
-        Ok(Self { core: Rc::new(core) })
+        worker.core.event_fd.set(event_fd);
+        Ok(worker)
     }
 
     /// The address by which a peer's worker connects to this one, at most [`SEALED_MAX_BYTES`](crate::SEALED_MAX_BYTES).
@@ -148,7 +150,7 @@ impl Worker {
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: UCX's descriptor lives as long as the worker, which this borrow keeps from being destroyed
         // (`destroy` takes the worker by value).
-        unsafe { BorrowedFd::borrow_raw(self.core.event_fd) }
+        unsafe { BorrowedFd::borrow_raw(self.core.event_fd.get()) }
     }
 
     /// Makes an endpoint towards the worker of this address.
@@ -169,7 +171,7 @@ impl Worker {
 
     /// The longest header that a message may have.
     pub fn max_header_bytes(&self) -> usize {
-        self.core.max_header
+        self.core.max_header.get()
     }
 
     /// Ends everything: when this returns, UCX writes to none of this worker's memory and reads from none, and
@@ -219,7 +221,7 @@ impl WorkerCore {
     }
 
     pub(crate) fn max_header(&self) -> usize {
-        self.max_header
+        self.max_header.get()
     }
 
     pub(crate) fn list(&self, tally: &Rc<TallyCore>) {

@@ -124,10 +124,8 @@ impl LoopEnd {
 
     fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (answer, answered) = channel();
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = commands
-            .as_ref()
-            .is_some_and(|queue| queue.send(command(answer)).is_ok());
+        let queue = self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sent = queue.is_some_and(|queue| queue.send(command(answer)).is_ok());
         if !sent {
             return Err(gone());
         }

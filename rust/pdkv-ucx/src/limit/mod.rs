@@ -7,6 +7,7 @@ mod end;
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use crate::abi::constants::*;
 use crate::abi::{Zeroed, ucp_callback, ucp_request_param_t, ucs_status_t};
 use crate::memory::{Access, MemoryHandle};
 use crate::status::{self, Posted};
-use crate::{Direction, Endpoint, RemoteKey, Worker};
+use crate::worker::DRAIN_STILL;
+use crate::{Direction, Endpoint, RemoteKey, Tally, Worker};
 
 pub use end::{Job, LoopEnd, Peer};
 
@@ -43,7 +45,8 @@ struct Count {
 }
 
 unsafe extern "C" fn counted(request: *mut c_void, status: ucs_status_t, argument: *mut c_void) {
-    // SAFETY: the count that `copy` gave, which it leaks rather than frees while operations are under way.
+    // SAFETY: the count that `copy` gave, of which it leaks a holder rather than let it go while operations are under
+    // way.
     let count = unsafe { &*argument.cast_const().cast::<Count>() };
     count.done.set(count.done.get() + 1);
     if status < 0 {
@@ -71,24 +74,30 @@ pub fn copy(
     let ep = endpoint.enter(OPERATION)?;
     endpoint.checked(OPERATION, local, remote)?;
     let ucp = worker.core().library().ucp();
-    let count = Box::new(Count {
+    let count = Rc::new(Count {
         done: Cell::new(0),
         failed: Cell::new(UCS_OK),
         free: ucp.ucp_request_free,
     });
+    // The loop is one operation of this tally: as long as it isn't over, the worker keeps memory and key.
+    let tally = Tally::new(worker);
+    tally.hold(local);
+    tally.hold_key(&remote.core);
+    tally.begin();
     let mut param = ucp_request_param_t::zeroed();
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
         | UCP_OP_ATTR_FIELD_USER_DATA
         | UCP_OP_ATTR_FIELD_MEMH
         | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb = ucp_callback { send: Some(counted) };
-    param.user_data = (&raw const *count).cast_mut().cast();
+    param.user_data = Rc::as_ptr(&count).cast_mut().cast();
     param.memh = local.handle();
     param.memory_type = UCS_MEMORY_TYPE_HOST;
     let (base, key, len) = (local.region().address(), remote.core.handle(), blocks.bytes as usize);
     let remote_base = remote.address_of(OPERATION, 0, 0)?;
     let mut run = Run {
         worker,
+        tally,
         count,
         posted: 0,
     };
@@ -96,8 +105,8 @@ pub fn copy(
     for (&here, &there) in blocks.local.iter().zip(blocks.remote) {
         let address = std::ptr::with_exposed_provenance_mut::<c_void>((base + here) as usize);
         let posted = match direction {
-            // SAFETY: a live endpoint and a key of it; the range was checked against the region, which the caller
-            // holds, and `run` does not end before every operation has.
+            // SAFETY: a live endpoint and a key of it; the range was checked against the region, which the tally
+            // keeps until every operation has ended or the worker is gone.
             Direction::Put => unsafe {
                 (ucp.ucp_put_nbx)(ep, address, len, remote_base + there, key, &raw const param)
             },
@@ -122,7 +131,8 @@ pub fn copy(
 /// A loop under way.
 struct Run<'a> {
     worker: &'a Worker,
-    count: Box<Count>,
+    tally: Tally,
+    count: Rc<Count>,
     posted: usize,
 }
 
@@ -162,14 +172,16 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        // Whoever gives up leaves callbacks behind, which write to the count: it stays for them.
-        if self.under_way() > 0 {
-            let count = Count {
-                done: Cell::new(0),
-                failed: Cell::new(UCS_OK),
-                free: self.count.free,
-            };
-            Box::leak(std::mem::replace(&mut self.count, Box::new(count)));
+        // What needs nobody ends now. What waits for a peer that is gone leaves its callbacks behind: the count stays
+        // for them, and memory and key stay with the worker, whose tally stays busy.
+        let mut still = 0;
+        while self.under_way() > 0 && still < DRAIN_STILL {
+            still = if self.worker.progress() { 0 } else { still + 1 };
+        }
+        if self.under_way() == 0 {
+            self.tally.core.done(UCS_OK);
+        } else {
+            std::mem::forget(Rc::clone(&self.count));
         }
     }
 }
