@@ -24,7 +24,8 @@ from pdkv.errors import PdkvError, UnsupportedError
 
 _MIB = 1 << 20
 _WARMUP = 64
-_STARTS_S = 10.0
+_STARTS_S = 20.0
+_PORTS = 3
 _DEFAULT_TLS = "^tcp"  # pdkv's, see docs/decisions/0010
 _FIELDS = ("iterations", "avg_bw", "overall_bw", "overall_mr")
 _HINT = "install it: `apt-get install ucx-utils` on Debian and Ubuntu; the `libucx` wheels have one too"
@@ -171,31 +172,39 @@ def run(
 
 @contextmanager
 def _server(tool: Tool, environment: Mapping[str, str]) -> Iterator[int]:
-    """Runs the passive process on a free port, until it has served one run or the context ends."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    server = subprocess.Popen(
-        [tool.path, "-p", str(port), "-I"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        _await_listener(server, port)
-        yield port
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=1)
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+    """Runs the passive process on a free port, until it has served one run or the context ends.
+
+    Raises:
+        PdkvError: It does not listen.
+    """
+    for _ in range(_PORTS):
+        # Free now; somebody may take it before the program does, which then ends.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        server = subprocess.Popen(
+            [tool.path, "-p", str(port), "-I"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            if _await_listener(server, port):
+                yield port
+                return
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=1)
+            if server.poll() is None:
+                server.kill()
+                server.wait()
+    raise PdkvError(f"the server of `ucx_perftest` does not listen, the last of `{_PORTS}` ports was `{port}`")
 
 
-def _await_listener(server: subprocess.Popen[bytes], port: int) -> None:
+def _await_listener(server: subprocess.Popen[bytes], port: int) -> bool:
     """Waits until the server listens. It serves the first connection it gets: trying to connect is no way to ask."""
     end = time.monotonic() + _STARTS_S
     while server.poll() is None and time.monotonic() < end:
         if _listens(port):
-            return
+            return True
         time.sleep(0.005)
-    raise PdkvError(f"the server of `ucx_perftest` does not listen on port `{port}`")
+    return False
 
 
 def _listens(port: int) -> bool:
