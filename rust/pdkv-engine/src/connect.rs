@@ -80,7 +80,7 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
         link.map(&unmapped);
     }
     if let Some(lanes) = lanes {
-        lanes.open(shared);
+        lanes.open(shared, deadline.saturating_duration_since(Instant::now()));
     }
     link.check_alive()?;
     Ok(Peer {

@@ -23,6 +23,7 @@ macro_rules! on_every_transport {
             #[test] fn ucx_put_sysv() { on_lane(Lane::puts("sysv,cma"), body); }
             #[test] fn ucx_put_tcp() { on_lane(Lane::puts("tcp"), body); }
             #[test] fn ucx_put_all() { on_lane(Lane::puts("all"), body); }
+            #[test] fn ucx_kernel_posix() { on_lane(Lane::kernel("posix,cma"), body); }
             #[test] fn ucx_messages_posix() { on_lane(Lane::messages("posix,cma"), body); }
             #[test] fn ucx_messages_sysv() { on_lane(Lane::messages("sysv,cma"), body); }
             #[test] fn ucx_messages_tcp() { on_lane(Lane::messages("tcp"), body); }

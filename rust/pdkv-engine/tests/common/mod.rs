@@ -71,7 +71,7 @@ impl From<TransportKind> for Way {
 impl Way {
     /// Whether no payload byte rests on the way.
     pub(crate) fn is_direct(&self) -> bool {
-        self.lane.is_none_or(|lane| lane.puts)
+        self.lane.is_none_or(ucx::Lane::is_direct)
     }
 
     pub(crate) fn engine(&self, name: &str) -> Engine {
@@ -227,7 +227,10 @@ impl Pair {
         fill(&source, source.memory(), 1);
         fill(&target, target.memory(), 2);
         let address = producer.address().expect("listens").to_owned();
-        let peer = consumer.connect(&address, Duration::from_secs(10)).expect("connects");
+        let peer = consumer.connect(&address, Duration::from_secs(30)).expect("connects");
+        if let Some(lane) = way.lane {
+            lane.check(&peer.links()[0]);
+        }
         Self {
             producer,
             consumer,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pdkv_engine::{OneSidedPolicy, TransportKind, UcxConfig};
+use pdkv_engine::{LinkInfo, OneSidedPolicy, TransportKind, UcxConfig};
 
 use super::Way;
 
@@ -11,17 +11,53 @@ use super::Way;
 pub(crate) struct Lane {
     /// What `UCX_TLS` would say.
     tls: &'static str,
-    /// Put and get, however they are carried; otherwise messages.
-    pub(crate) puts: bool,
+    policy: OneSidedPolicy,
 }
 
 impl Lane {
+    /// Put and get, however they are carried.
     pub(crate) const fn puts(tls: &'static str) -> Self {
-        Self { tls, puts: true }
+        let policy = OneSidedPolicy::Any;
+        Self { tls, policy }
+    }
+
+    /// Put and get if the kernel carries them. Releases before 1.14 don't say, so there it is messages.
+    pub(crate) const fn kernel(tls: &'static str) -> Self {
+        let policy = OneSidedPolicy::Kernel;
+        Self { tls, policy }
     }
 
     pub(crate) const fn messages(tls: &'static str) -> Self {
-        Self { tls, puts: false }
+        let policy = OneSidedPolicy::Never;
+        Self { tls, policy }
+    }
+
+    /// Whether it is put and get for certain.
+    pub(crate) fn is_direct(self) -> bool {
+        self.policy == OneSidedPolicy::Any
+    }
+
+    /// Checks that the lane came out as this one says, over nothing but its transports.
+    pub(crate) fn check(self, link: &LinkInfo) {
+        let old = link.detail.contains("UCX 1.13");
+        let manner = match self.policy {
+            OneSidedPolicy::Any => "put/get over",
+            OneSidedPolicy::Kernel if !old => "put/get over cma/memory",
+            _ => "active messages over",
+        };
+        assert!(
+            link.usable && link.detail.starts_with(manner),
+            "{self:?}: {}",
+            link.detail
+        );
+        let over = link.detail.split(", UCX").next().unwrap_or_default();
+        for name in ["posix", "sysv", "cma", "tcp"] {
+            let named = over.contains(&format!("{name}/"));
+            assert!(
+                !named || self.tls == "all" || self.tls.contains(name),
+                "{self:?}: {over}"
+            );
+        }
     }
 }
 
@@ -37,11 +73,7 @@ impl From<Lane> for Way {
 pub(crate) fn config(lane: Lane) -> UcxConfig {
     UcxConfig {
         library: copies().into_iter().next(),
-        one_sided: if lane.puts {
-            OneSidedPolicy::Any
-        } else {
-            OneSidedPolicy::Never
-        },
+        one_sided: lane.policy,
         settings: vec![("TLS".to_owned(), lane.tls.to_owned())],
         ..UcxConfig::default()
     }

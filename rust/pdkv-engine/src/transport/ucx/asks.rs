@@ -113,8 +113,8 @@ impl Asks {
     }
 
     fn begin(&mut self, desk: &Desk, made: &Made, work: Arc<Work>) {
-        let (shared, manner) = (&desk.shared, made.manner);
-        let handle = |region| shared.ucx.memory(&shared.registry, &made.context, manner, region);
+        let shared = &desk.shared;
+        let handle = |region| shared.ucx.memory(&shared.registry, &made.context, region);
         let local = match work.local.iter().map(handle).collect::<Result<Vec<_>>>() {
             Ok(local) => local,
             Err(error) => {

@@ -129,7 +129,10 @@ impl Desk {
     }
 
     fn sleep(&self, worker: Option<&Worker>, limit: Option<Duration>) {
-        let mut wanted = PollFlags::IN;
+        let mut wanted = PollFlags::empty();
+        if self.socket.listens() && self.backlog.len() < MAX_BACKLOG {
+            wanted |= PollFlags::IN;
+        }
         if self.socket.blocked() {
             wanted |= PollFlags::OUT;
         }

@@ -3,12 +3,13 @@
 //!
 //! One-sided is tried first where the initiator's policy could allow it: a put into a page that the owner
 //! lends for it shows what UCX really does, and both policies judge that. Whatever comes of it but a yes
-//! leads to active messages, on workers that have no one-sided copies at all.
+//! leads to active messages, on workers that have no one-sided copies at all. Nor has the owner's on a one-sided
+//! lane, unless its policy is to carry out whatever comes.
 
 use std::time::Instant;
 
 use pdkv_core::id::PeerKey;
-use pdkv_core::lane::{Carrier, Manner};
+use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
 use pdkv_ucx::{Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Tally, Worker};
@@ -64,7 +65,7 @@ pub(super) fn knock(desk: &mut Desk, deadline: Instant) -> Result<Made> {
 
 fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, String>> {
     let manner = Manner::OneSided;
-    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, true)?;
     let worker = Worker::create(&context)?;
     let mode = mode(&context);
     offer(desk, manner, mode, &worker)?;
@@ -133,15 +134,18 @@ fn try_a_put(
     endpoint.flush(&tally)?;
     settle(desk)?;
     let probe = endpoint.probe_put(&local, 0, &remote, 0, PROBE_BYTES, &tally)?;
-    settle(desk)?;
-    endpoint.flush(&tally)?;
-    settle(desk)?;
+    // Whoever won't have emulation has nobody at the other end who would carry it out.
+    if desk.shared.config.ucx.one_sided.allows(carrier_of(&probe)) {
+        settle(desk)?;
+        endpoint.flush(&tally)?;
+        settle(desk)?;
+    }
     Ok((endpoint, probe))
 }
 
 fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
     let manner = Manner::ActiveMessages;
-    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, false)?;
     let worker = Worker::create(&context)?;
     let mode = mode(&context);
     let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
@@ -215,7 +219,8 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
         return decline(desk, None, reason, deadline).map(Err);
     }
     let lend = |desk: &Desk| {
-        let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+        let emulates = policy == OneSidedPolicy::Any;
+        let context = desk.shared.ucx.context(&desk.shared.config.ucx, emulates)?;
         let worker = Worker::create(&context)?;
         let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
         let lent = context.map(&page)?;
@@ -259,7 +264,7 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
 
 fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Made> {
     let manner = Manner::ActiveMessages;
-    let context = desk.shared.ucx.context(&desk.shared.config.ucx, manner)?;
+    let context = desk.shared.ucx.context(&desk.shared.config.ucx, false)?;
     let worker = Worker::create(&context)?;
     let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
     let endpoint = connect(&worker, address, mode)?;

@@ -3,6 +3,7 @@
 //! then memory may go.
 
 use std::net::TcpStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -22,8 +23,8 @@ use super::puts::Puts;
 use crate::shared::Shared;
 use crate::transport::Work;
 
-/// Time to make a lane. Loading UCX is part of it.
-pub(super) const SETUP: Duration = Duration::from_secs(5);
+/// Time to make a lane. Loading UCX at both ends is part of it, seconds on a host with many adapters.
+pub(super) const SETUP: Duration = Duration::from_secs(30);
 /// How long operations of a work that was stopped may take to end. Past it the lane ends, since only the
 /// end of its worker takes them back.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
@@ -114,7 +115,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, peer: PeerKey, stream: TcpStream) -> R
     }
     let (shared, mine) = (Arc::clone(shared), Arc::clone(&control));
     spawn(&control, move || {
-        let deadline = Instant::now() + 2 * SETUP;
+        let deadline = Instant::now() + SETUP;
         let made = Desk::new(&shared, &mine, stream).and_then(|mut desk| {
             let made = door::answer(&mut desk, peer, deadline)?;
             Ok((desk, made))
@@ -149,9 +150,12 @@ fn spawn(control: &Arc<Control>, body: impl FnOnce() + Send + 'static) -> Result
 
 /// Runs a lane until it ends, and takes it apart.
 fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
-    let error = match turn(&mut desk, &made, &mut *role) {
-        Ok(never) => match never {},
-        Err(error) => error,
+    // A panic must not skip what follows: it is the fence.
+    let turned = catch_unwind(AssertUnwindSafe(|| turn(&mut desk, &made, &mut *role)));
+    let error = match turned {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(error)) => error,
+        Err(_) => Error::new(ErrorKind::Internal, "lane", "the lane's thread panicked"),
     };
     tracing::debug!(%error, "lane ended");
     let unbegun = desk.control.close();

@@ -20,7 +20,8 @@ mod runtime;
 mod socket;
 
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
+use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
 use pdkv_core::id::PeerKey;
@@ -35,12 +36,18 @@ pub(crate) use control::{Control, Lanes, refuse_lanes};
 pub(crate) use lane::serve;
 pub(crate) use runtime::{Runtime, unwanted};
 
+/// How long connect() waits for a lane at most.
+const WAIT: Duration = Duration::from_secs(5);
+
 /// How to open one more side channel to the peer.
 pub(crate) type Dial = Arc<dyn Fn() -> Result<TcpStream> + Send + Sync>;
 
 /// Lanes to one peer, one after the other: when one ends and the peer is still there, the next transfer
 /// makes another.
 pub(crate) struct UcxLink {
+    /// Itself and its engine, for a try that is made while somebody only asks.
+    me: Weak<Self>,
+    shared: Weak<Shared>,
     key: PeerKey,
     dial: Dial,
     state: Mutex<State>,
@@ -53,15 +60,18 @@ struct State {
     lane: Option<Arc<Control>>,
     /// What the first lane came out as. Later ones must be the same: transfers are planned for it.
     agreed: Option<(Capability, String)>,
-    /// Why there is no lane any more, and won't be.
-    broken: Option<String>,
+    /// Why there is no lane, when that came up, and whether it is worth another try.
+    broken: Option<(String, Instant, bool)>,
     lost: bool,
 }
+
+/// When a lane that couldn't be made is tried again.
+const AGAIN: Duration = Duration::from_secs(10);
 
 impl UcxLink {
     /// A link without a lane yet, or why there can't be one.
     pub(crate) fn prepare(
-        shared: &Shared,
+        shared: &Arc<Shared>,
         established: &Established,
         key: PeerKey,
         dial: Dial,
@@ -72,7 +82,9 @@ impl UcxLink {
         if established.features & features::UCX == 0 {
             return Err("the peer's release has no lanes".to_owned());
         }
-        Ok(Arc::new(Self {
+        Ok(Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            shared: Arc::downgrade(shared),
             key,
             dial,
             state: Mutex::default(),
@@ -80,16 +92,44 @@ impl UcxLink {
         }))
     }
 
+    /// Tries once more to make the first lane, without waiting for it.
+    fn try_again(&self) {
+        if let (Some(link), Some(shared)) = (self.me.upgrade(), self.shared.upgrade()) {
+            link.open(&shared, Duration::ZERO);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
     }
 
-    /// Makes the first lane. Blocks until it stands or the time for it is over; a failure is the reason that
-    /// [`reaches`](Link::reaches) gives from then on.
-    pub(crate) fn open(&self, shared: &Arc<Shared>) {
-        if let Err(error) = self.make(shared) {
-            self.state().broken = Some(reason_of(&error));
+    /// Makes the first lane and waits for it, as long as `patience` at most. One that takes longer comes up
+    /// later; until then, and when it fails, [`reaches`](Link::reaches) says why there is none.
+    pub(crate) fn open(self: &Arc<Self>, shared: &Arc<Shared>, patience: Duration) {
+        let (told, over) = mpsc::channel();
+        let (link, shared) = (Arc::clone(self), Arc::clone(shared));
+        let movers = Arc::clone(&shared.movers);
+        let task = move || {
+            link.remember(link.make(&shared).map(drop));
+            // Whoever waited may have gone on without.
+            let _ = told.send(());
+        };
+        if let Err(error) = movers.task(task) {
+            return self.remember(Err(error));
         }
+        let _ = over.recv_timeout(patience.min(WAIT));
+    }
+
+    fn remember(&self, outcome: Result<()>) {
+        let mut state = self.state();
+        state.broken = match outcome {
+            Ok(()) => None,
+            _ if state.lost => return,
+            Err(error) => {
+                let lasting = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config);
+                Some((reason_of(&error), Instant::now(), !lasting))
+            }
+        };
     }
 
     /// Makes a lane, unless one has come up meanwhile.
@@ -97,11 +137,11 @@ impl UcxLink {
         let _making = self.making.lock().expect("no holder panics");
         {
             let state = self.state();
+            if state.lost {
+                return Err(lost());
+            }
             if let Some(lane) = state.lane.as_ref().filter(|lane| lane.takes_work()) {
                 return Ok(Arc::clone(lane));
-            }
-            if let Some(reason) = &state.broken {
-                return Err(Error::new(ErrorKind::Unsupported, "lane", reason.clone()));
             }
         }
         let control = Control::new()?;
@@ -115,7 +155,7 @@ impl UcxLink {
         });
         let mut state = self.state();
         let outcome = agreed.and_then(|agreed| match &state.agreed {
-            _ if state.lost => Err(Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile")),
+            _ if state.lost => Err(lost()),
             Some((capability, _)) if *capability != agreed.capability => {
                 let text = format!("a new lane came out as something else: {}", agreed.detail);
                 Err(Error::new(ErrorKind::Unsupported, "lane", text))
@@ -137,13 +177,9 @@ impl UcxLink {
 
     /// Makes a new lane for work that found none; blocks, so on a thread of its own.
     fn start_anew(&self, work: Arc<Work>) {
-        let given = self.make(&work.shared).inspect_err(|error| {
-            let mut state = self.state();
-            if !state.lost {
-                state.broken.get_or_insert_with(|| reason_of(error));
-            }
-        });
-        let refused = match given {
+        let made = self.make(&work.shared);
+        self.remember(made.as_ref().map(drop).map_err(Clone::clone));
+        let refused = match made {
             Ok(lane) => lane.push(work).err().map(|work| (work, ended())),
             Err(error) => Some((work, error)),
         };
@@ -171,10 +207,23 @@ impl Link for UcxLink {
     }
 
     fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        let state = self.state();
+        let mut state = self.state();
+        let due = state
+            .broken
+            .as_ref()
+            .is_some_and(|(_, since, again)| *again && since.elapsed() >= AGAIN);
+        if due && !state.lost {
+            state.broken = None;
+            if state.agreed.is_none() {
+                drop(state);
+                self.try_again();
+                return Err("its lane is being made once more".to_owned());
+            }
+        }
         match (&state.broken, &state.agreed) {
-            (Some(reason), _) => Err(reason.clone()),
-            (None, None) => Err("no lane has been made yet".to_owned()),
+            (Some((reason, ..)), _) => Err(reason.clone()),
+            (None, None) => Err("its lane is still being made".to_owned()),
+            // One that has ended meanwhile is made anew by the next transfer.
             (None, Some(_)) => Ok(()),
         }
     }
@@ -211,6 +260,10 @@ impl Link for UcxLink {
             lane.end();
         }
     }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::PeerLost, "lane", "the peer was lost meanwhile")
 }
 
 fn ended() -> Error {

@@ -11,7 +11,7 @@ use pdkv_core::id::{PeerKey, RegionId};
 use pdkv_core::lane::Manner;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
-use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, PieceMemory, Tally};
+use pdkv_ucx::{Delivery, Inbox, Incoming, MESSAGE_MAX_PIECES, MemoryHandle, Piece, PieceMemory, Tally};
 
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
@@ -93,7 +93,7 @@ impl Role for Owner {
     fn step(&mut self, desk: &mut Desk, made: &Made) -> Result<bool> {
         let mut busy = false;
         while let Some(message) = made.inbox.as_ref().and_then(Inbox::pop) {
-            self.receive(message);
+            self.receive(desk, message);
             busy = true;
         }
         self.greet(made)?;
@@ -132,7 +132,7 @@ impl Owner {
             let text = format!("request `{id}` is one too many, or of a number in use");
             return Err(Error::new(ErrorKind::Capacity, "serve", text));
         }
-        let (permit, pieces) = match request.target {
+        let (permit, pieces): (_, Vec<Piece>) = match request.target {
             Target::Claim { .. } => {
                 let permit = Permit::new(&desk.shared, self.peer, request)?;
                 let pieces = pieces_of(desk, made, &permit)?;
@@ -151,6 +151,13 @@ impl Owner {
                 (None, found.iter().map(piece).collect::<Result<_>>()?)
             }
         };
+        if pieces.len() > MESSAGE_MAX_PIECES {
+            let text = format!(
+                "a request of `{}` pieces; `{MESSAGE_MAX_PIECES}` is the most",
+                pieces.len()
+            );
+            return Err(Error::new(ErrorKind::Capacity, "serve", text));
+        }
         let mut served = Served {
             verb: request.verb,
             bytes: request.bytes,
@@ -175,13 +182,18 @@ impl Owner {
     }
 
     /// A message came: the payload of a put that is waited for, the hello, or nothing of interest.
-    fn receive(&mut self, message: Incoming) {
+    fn receive(&mut self, desk: &Desk, message: Incoming) {
         self.greeted |= message.header == HELLO;
         let waiting = |served: &&mut Served| served.verb == Verb::Put && !served.moving && !served.over();
         let served = id_of(&message.header).and_then(|id| self.served.get_mut(&id));
         let Some(served) = served.filter(waiting) else { return };
         served.moving = true;
-        let outcome = if message.len() == served.bytes {
+        // Raw regions may have been deregistered since they were asked for; claims say so themselves.
+        let lent = |piece: &Piece| desk.shared.registry.lends(piece.memory.region());
+        let outcome = if served.permit.is_none() && !served.pieces.iter().all(lent) {
+            let text = "a region was deregistered before the payload came";
+            Err(Error::new(ErrorKind::Region, "serve", text))
+        } else if message.len() == served.bytes {
             message.receive(&served.pieces, &served.tally)
         } else {
             let text = format!("a payload of `{}` bytes, `{}` announced", message.len(), served.bytes);
@@ -290,7 +302,7 @@ fn key_of(desk: &Desk, made: &Made, id: RegionId) -> Result<Frame> {
 
 fn handle(desk: &Desk, made: &Made, region: &Arc<HostRegion>) -> Result<Arc<MemoryHandle>> {
     let shared = &desk.shared;
-    shared.ucx.memory(&shared.registry, &made.context, made.manner, region)
+    shared.ucx.memory(&shared.registry, &made.context, region)
 }
 
 fn pieces_of(desk: &Desk, made: &Made, permit: &Permit) -> Result<Vec<Piece>> {

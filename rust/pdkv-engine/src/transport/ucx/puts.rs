@@ -43,6 +43,13 @@ struct Known {
     key: Key,
 }
 
+impl Known {
+    /// Whether transfers may want it, or its answer is still to come.
+    fn is_of_use(&self) -> bool {
+        self.region.strong_count() > 0 || matches!(self.key, Key::Asked)
+    }
+}
+
 enum Key {
     Asked,
     Have(Rc<RemoteKey>),
@@ -123,8 +130,8 @@ impl Role for Puts {
 
 impl Puts {
     fn begin(&mut self, desk: &mut Desk, made: &Made, work: Arc<Work>) -> Result<()> {
-        let (shared, manner) = (Arc::clone(&desk.shared), made.manner);
-        let handle = |region| shared.ucx.memory(&shared.registry, &made.context, manner, region);
+        let shared = Arc::clone(&desk.shared);
+        let handle = |region| shared.ucx.memory(&shared.registry, &made.context, region);
         let local = match work.local.iter().map(handle).collect::<Result<Vec<_>>>() {
             Ok(local) => local,
             Err(error) => {
@@ -137,7 +144,7 @@ impl Puts {
             let known = self.keys.get(&region.id).map(|known| &known.key);
             // What was refused once may have been refused for want of memory.
             if !matches!(known, Some(Key::Asked | Key::Have(_))) {
-                self.keys.retain(|_, known| known.region.strong_count() > 0);
+                self.keys.retain(|_, known| known.is_of_use());
                 let known = Known {
                     region: Arc::downgrade(region),
                     key: Key::Asked,

@@ -1,13 +1,13 @@
-//! One engine's UCX: the library, a context for each manner of lane, and the memory that is registered with
-//! them. Everything is made at first use, so an engine that never has a lane never loads UCX.
+//! One engine's UCX: the library, two contexts, and the memory that is registered with them. Everything is
+//! made at first use, so an engine that never has a lane never loads UCX.
 //!
-//! There are two contexts because UCX serves emulated put and get on every worker of a context that has
-//! one-sided copies at all: a lane of active messages must have a worker that doesn't.
+//! There are two contexts because UCX carries out emulated puts and gets of the peer on every worker of a
+//! context that has one-sided operations at all. Only who posts them needs such a worker: an owner's has
+//! none, and adapters and kernels reach its memory all the same.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use pdkv_core::lane::Manner;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 use pdkv_ucx::find::{self, Search};
@@ -27,9 +27,9 @@ pub(crate) struct Runtime {
 #[derive(Default)]
 struct State {
     library: Once<Library>,
-    one_sided: Once<Context>,
+    puts: Once<Context>,
     messages: Once<Context>,
-    /// By manner and by the region itself, which its handle keeps where it is.
+    /// By context and by the region itself, which its handle keeps where it is.
     memory: HashMap<(bool, usize), Arc<MemoryHandle>>,
     closed: bool,
 }
@@ -53,16 +53,14 @@ impl Runtime {
         look(&mut self.state.lock().expect("no holder panics"))
     }
 
-    /// The context for lanes of this manner, opened at first use. Blocks while UCX is loaded.
+    /// The context whose workers can put and get, or the one whose workers can't and don't carry out
+    /// the peer's either. Opened at first use; blocks while UCX is loaded.
     ///
     /// # Errors
     /// `Unsupported` with every place that was searched, `Config` for settings that UCX refuses, `Closed`.
-    pub(super) fn context(&self, config: &UcxConfig, manner: Manner) -> Result<Context> {
+    pub(super) fn context(&self, config: &UcxConfig, puts: bool) -> Result<Context> {
         let (closed, library, context) = self.state(|state| {
-            let context = match manner {
-                Manner::OneSided => &state.one_sided,
-                Manner::ActiveMessages => &state.messages,
-            };
+            let context = if puts { &state.puts } else { &state.messages };
             (state.closed, Arc::clone(&state.library), Arc::clone(context))
         });
         if closed {
@@ -71,9 +69,7 @@ impl Runtime {
         let library = library.get_or_init(|| load(config)).clone()?;
         let open = || {
             let settings = Settings::new(config.settings.iter().cloned());
-            let features = Features {
-                one_sided: manner == Manner::OneSided,
-            };
+            let features = Features { one_sided: puts };
             Context::open(&library, &settings, features)
         };
         let context = context.get_or_init(open).clone()?;
@@ -81,7 +77,7 @@ impl Runtime {
         Ok(context)
     }
 
-    /// A region's handle for lanes of this manner, made at first use.
+    /// A region's handle in one of the two contexts, made at first use.
     ///
     /// # Errors
     /// `Capacity` when an adapter can't pin the memory, `Closed`.
@@ -89,10 +85,9 @@ impl Runtime {
         &self,
         registry: &Registry,
         context: &Context,
-        manner: Manner,
         region: &Arc<HostRegion>,
     ) -> Result<Arc<MemoryHandle>> {
-        let key = (manner == Manner::OneSided, Arc::as_ptr(region) as usize);
+        let key = (context.features().one_sided, Arc::as_ptr(region) as usize);
         if let Some(handle) = self.state(|state| state.memory.get(&key).cloned()) {
             return Ok(handle);
         }
@@ -113,7 +108,7 @@ impl Runtime {
     pub(crate) fn forget(&self, region: &Arc<HostRegion>) {
         let at = Arc::as_ptr(region) as usize;
         // Outside the lock: undoing the registration of much memory takes a while.
-        let dropped = self.state(|state| [true, false].map(|manner| state.memory.remove(&(manner, at))));
+        let dropped = self.state(|state| [true, false].map(|puts| state.memory.remove(&(puts, at))));
         drop(dropped);
     }
 

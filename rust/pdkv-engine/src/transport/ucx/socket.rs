@@ -49,6 +49,11 @@ impl LaneSocket {
         self.stream.as_fd()
     }
 
+    /// Whether [`receive`](Self::receive) would read at all.
+    pub(super) fn listens(&self) -> bool {
+        self.output.len() - self.sent <= MAX_PENDING
+    }
+
     /// Whether something waits for the peer to read.
     pub(super) fn blocked(&self) -> bool {
         self.sent < self.output.len()
@@ -87,7 +92,7 @@ impl LaneSocket {
     /// # Errors
     /// `PeerLost` at the end of the stream, `Integrity` for garbage.
     pub(super) fn receive(&mut self) -> Result<Option<Frame>> {
-        if self.output.len() - self.sent > MAX_PENDING {
+        if !self.listens() {
             return Ok(None);
         }
         loop {
