@@ -26,8 +26,9 @@ class UcxConfig:
             ends must agree; what is not allowed goes by active messages, which the receiver places itself and
             which cost a copy at each end. `"rdma"`, the default: only where a network adapter carries it.
             `"kernel"`: also where the kernel of this host does. `"any"`: also where UCX emulates it, for tests.
-            `"never"`: nowhere. Where any is allowed and happens, a hostile peer can write anywhere in this
-            process, and every lane trusts the peer's UCX: docs/guides/ucx.md says in what.
+            `"never"`: nowhere. Where any is allowed and happens, a hostile engine that this one connects to can
+            write anywhere in this process, with `"kernel"` and `"any"` one that connects to it too, and every
+            lane trusts the peer's UCX: docs/guides/ucx.md says in what.
         settings: UCX's own settings by name, without the `UCX_` in front, such as `{"TLS": "rc,self"}`. They
             win over the environment, which wins over pdkv's defaults. A name that the loaded UCX does not know
             is refused when it is loaded. None by default.
