@@ -7,7 +7,7 @@ import pytest
 
 from bench.fake import Native, World
 from bench.test_cases import CASE
-from pdkv.bench import floors, latency, perftest, producer
+from pdkv.bench import floors, latency, perftest, producer, ucx_floors
 from pdkv.bench.measure import Bench
 from pdkv.bench.ucx import Ucx
 from pdkv.errors import TransferError, UnsupportedError
@@ -181,10 +181,24 @@ def test_latency_floors_compare_pull_with_read():
     assert floors.at_most(replace(read, wrong=1), 5.0).ok is False
 
 
+def test_ucx_is_judged_by_its_loop_and_by_its_own_benchmark():
+    with bench(World()) as runner:
+        row = replace(runner.run(CASE)[0], gb_per_s=9.0, ratio=0.9)
+    one = replace(row, kind="limit", op="ucp_put_nbx loop, one block", gb_per_s=9.0)
+    program = replace(row, kind="peer", op="ucx_perftest ucp_put_bw", gb_per_s=10.0)
+    assert ucx_floors.against_perftest([row, one, program]).ok is True
+    assert ucx_floors.against_perftest([row, replace(one, gb_per_s=8.9), program]).ok is False
+    assert ucx_floors.against_perftest([row, replace(one, wrong=1), program]).ok is False
+    missing = ucx_floors.against_perftest([row, one, replace(program, gb_per_s=0.0, note="it isn't installed")])
+    assert (missing.ok, missing.note) == (None, "it isn't installed")
+    sizes = [case.page_bytes for case in ucx_floors.cases(1 << 29, 1, 7)]
+    assert sizes == [*ucx_floors.SIZES, 64 << 10]  # the last is a page of the whole cache
+
+
 def test_every_promise_has_a_bound():
     assert {transport: sorted(bounds) for transport, bounds in floors.RATIOS.items()} == {
         "shm": list(floors.BLOCK_SIZES),
         "cma": list(floors.BLOCK_SIZES),
         "tcp": list(floors.BLOCK_SIZES[1:]),
     }
-    assert floors.steps() == 14
+    assert floors.steps() == 18

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from pdkv.bench import host, latency
+from pdkv.bench import host, latency, ucx_floors
+from pdkv.bench.floor import Floor, checked
 from pdkv.bench.latency import Figure, block_case
 from pdkv.bench.measure import Bench
 from pdkv.bench.rows import Row
@@ -42,31 +43,12 @@ PLAN_BLOCKS, PLAN_LAYERS, PLAN_BYTES = 100_000, 80, 8_000_000
 PLAN_MS = {"runs:16": 2.0, "random": 10.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """One promise and what was measured. `ok` is `None` where it could not be measured; `note` says why."""
-
-    name: str
-    bound: str
-    value: str
-    ok: bool | None
-    note: str = ""
-
-    def to_json(self) -> dict[str, object]:
-        """Gives plain values."""
-        return asdict(self)
-
-    def cells(self) -> list[str]:
-        """Gives a line of the table."""
-        return [self.name, self.bound, self.value, {True: "pass", False: "MISS", None: "-"}[self.ok], self.note]
-
-
 TITLES = ["floor", "bound", "value", "", "note"]
 
 
 def steps() -> int:
     """Says how many times `tick` is called, for a progress bar."""
-    return sum(map(len, RATIOS.values()))
+    return sum(map(len, RATIOS.values())) + len(ucx_floors.SIZES) + 1
 
 
 def run(bench: Bench, seed: int, threads: int, label: Callable[[str], None]) -> tuple[list[Floor], list[Row]]:
@@ -86,6 +68,12 @@ def run(bench: Bench, seed: int, threads: int, label: Callable[[str], None]) -> 
             rows += measured
             floors.append(ratio_floor(measured[0], least))
             tick()
+    for case in ucx_floors.cases(TOTAL, threads, seed):
+        label(case.label())
+        found, measured = ucx_floors.judge(bench, case)
+        rows += measured
+        floors += found
+        tick()
     for transport in ("shm", "cma"):
         label(f"latency {transport}")
         floors += latency_floors(
@@ -109,7 +97,7 @@ def ratio_floor(row: Row, least: float) -> Floor:
     name = f"{row.transport} {row.op} {format_size(row.block_bytes)}"
     note = f"{row.gb_per_s:.2f} of {row.limit_gb_per_s or 0:.2f} GB/s, {row.threads} threads"
     ok = row.ratio is not None and row.ratio >= least and row.wrong == 0
-    return Floor(name, f">= {least} of the limit", f"{row.ratio or 0:.3f}", ok, _checked(note, row.wrong))
+    return Floor(name, f">= {least} of the limit", f"{row.ratio or 0:.3f}", ok, checked(note, row.wrong))
 
 
 def latency_floors(read: Figure, pull: Figure) -> list[Floor]:
@@ -122,7 +110,7 @@ def latency_floors(read: Figure, pull: Figure) -> list[Floor]:
             f"<= read + {PULL_OVER_READ_US:g} us",
             f"{pull.value:g} us",
             over <= PULL_OVER_READ_US and pull.wrong == 0,
-            _checked(f"read + {over:.1f} us, p99 {pull.p99:g} us", pull.wrong),
+            checked(f"read + {over:.1f} us, p99 {pull.p99:g} us", pull.wrong),
         ),
     ]
 
@@ -133,7 +121,7 @@ def at_most(figure: Figure, bound: float) -> Floor:
     note = f"p99 or worst {figure.p99:g} {figure.unit}" if figure.samples > 1 else ""
     ok = figure.value <= bound and figure.wrong == 0
     return Floor(
-        name, f"<= {bound:g} {figure.unit}", f"{figure.value:g} {figure.unit}", ok, _checked(note, figure.wrong)
+        name, f"<= {bound:g} {figure.unit}", f"{figure.value:g} {figure.unit}", ok, checked(note, figure.wrong)
     )
 
 
@@ -147,7 +135,7 @@ def million(bench: Bench, seed: int, threads: int) -> Floor:
     once = replace(bench, iters=1, warmup=0, limits=False, tick=lambda: None)
     row = once.run(case)[0]
     return Floor(
-        name, bound, f"{row.p50_us / 1000:.0f} ms", row.wrong == 0, _checked(f"{row.gb_per_s:.2f} GB/s", row.wrong)
+        name, bound, f"{row.p50_us / 1000:.0f} ms", row.wrong == 0, checked(f"{row.gb_per_s:.2f} GB/s", row.wrong)
     )
 
 
@@ -190,7 +178,3 @@ def exit_floors() -> Iterator[Floor]:
         yield Floor(
             f"{transport} process ends", "exit code 0", ",".join(map(str, codes)), not any(codes), "3 drop orders"
         )
-
-
-def _checked(note: str, wrong: int) -> str:
-    return f"{wrong} WRONG; {note}" if wrong else note

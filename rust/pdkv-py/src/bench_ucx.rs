@@ -8,7 +8,7 @@ use pdkv_ucx::limit::{Job, LoopEnd, Peer};
 use pdkv_ucx::{Context, Direction, Features, Settings};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::bench::Words;
 use crate::{buffers, enter, ucx};
@@ -30,10 +30,21 @@ impl PyUcxLoop {
         wheels: Vec<(String, PathBuf)>,
         settings: Vec<(String, String)>,
     ) -> PyResult<Self> {
-        let (py, buffer) = (memory.py(), PyUntypedBuffer::get(memory)?);
+        let py = memory.py();
+        // The view, not the object: what has lent memory out neither moves nor resizes it.
+        let view = PyMemoryView::from(memory)?;
+        let buffer = PyUntypedBuffer::get(&view)?;
         let (address, length) = (buffer.buf_ptr().addr() as u64, buffer.len_bytes() as u64);
-        let keep = memory.clone().unbind();
+        let read_only = buffer.readonly();
+        let keep = view.into_any().unbind();
         enter::detached(py, || {
+            if read_only {
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    "limit_ucx",
+                    "the memory is read-only, and the loop writes",
+                ));
+            }
             let search = Search {
                 explicit: library,
                 wheels: ucx::places(wheels),
