@@ -8,15 +8,25 @@ from typing import Any
 
 import pytest
 
+from attacks import lanes
 from attacks.far import Far, Zygote
 
 # `unix` is the transport `tcp` between processes that may not trace each other: it then takes Unix-domain streams.
+# `ucx` are messages through shared memory, `ucx-put` is put and get by the kernel; the others run with the slow tests.
 SETTINGS: dict[str, dict[str, Any]] = {
     "shm": {"transports": ["shm"], "pool": True},
     "cma": {"transports": ["cma"]},
     "tcp": {"transports": ["tcp"]},
     "unix": {"transports": ["tcp"], "alone": True},
+    "ucx": lanes.lane("posix,cma", "am"),
+    "ucx-put": lanes.lane("posix,cma", "put"),
+    "ucx-tcp": lanes.lane("tcp", "am"),
+    "ucx-tcp-put": lanes.lane("tcp", "put"),
+    "ucx-sysv": lanes.lane("sysv", "am"),
+    "ucx-system": lanes.lane("posix,cma", "am", "system"),
+    "ucx-system-put": lanes.lane("posix,cma", "put", "system"),
 }
+FAST = ("shm", "cma", "tcp", "unix", "ucx", "ucx-put")
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +42,8 @@ def start(zygote: Zygote) -> Iterator[Callable[..., Far]]:
     started: list[Far] = []
 
     def start(name: str, transport: str = "tcp", **settings: Any) -> Far:
+        if transport.startswith("ucx"):
+            lanes.need("system" if "system" in transport else None)
         far = Far(zygote, name=name, **{**SETTINGS[transport], **settings})
         started.append(far)
         return far
@@ -41,7 +53,7 @@ def start(zygote: Zygote) -> Iterator[Callable[..., Far]]:
         far.close()
 
 
-@pytest.fixture(params=list(SETTINGS))
+@pytest.fixture(params=[pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SETTINGS])
 def transport(request: pytest.FixtureRequest) -> str:
     return request.param
 

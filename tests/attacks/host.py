@@ -25,6 +25,12 @@ SEED_STEP = np.uint64(1 << 40)
 BACKGROUND = 1000
 
 
+def scrap(nbytes: int, seed: int) -> np.ndarray:
+    """Bytes that tell their place and seed apart from any near ones."""
+    at = np.arange(nbytes, dtype=np.uint64)
+    return ((at * np.uint64(31)) ^ (at >> np.uint64(8)) ^ np.uint64(seed * 77)).astype(np.uint8)
+
+
 class Host:
     """One engine with one cache."""
 
@@ -38,8 +44,10 @@ class Host:
         block_bytes: int = 1024,
         seed: int | None = BACKGROUND,
         adopt: bool = False,
+        environment: dict[str, str] | None = None,
         **settings: Any,
     ) -> None:
+        os.environ.update(environment or {})
         settings = {"heartbeat_s": 0.5, "peer_timeout_s": 20.0, **settings}
         self.engine = pdkv.Engine(name, **settings)
         nbytes = layers * blocks * block_bytes
@@ -54,6 +62,7 @@ class Host:
         self.transfers: list[pdkv.Transfer] = []
         self.peers: list[pdkv.Peer] = []
         self.fillers: list[int] = []  # descriptors that fill the gaps
+        self.lent: np.ndarray | None = None
 
     def address(self) -> str | None:
         """Where the engine listens."""
@@ -72,15 +81,48 @@ class Host:
         for block in range(self.words.shape[1]) if blocks is None else blocks:
             self.words[:, block] = self.pattern(seed, block)
 
-    def wrong(self, seed: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    def wrong(
+        self, seed: int, pairs: list[tuple[int, int]], layers: list[int] | None = None
+    ) -> list[tuple[int, int, int]]:
         """The (block here, seed, block there) found where the pattern of other blocks `pairs[..][0]` should be."""
         found = []
-        _, blocks, words = self.words.shape
+        every, blocks, words = self.words.shape
+        wanted = list(range(every)) if layers is None else layers
         for there, here in pairs:
-            block = self.words[:, here]
-            bad = block[block != self.pattern(seed, there)]
+            block = self.words[wanted, here]
+            bad = block[block != self.pattern(seed, there)[wanted]]
             found += [(here, int(word // SEED_STEP), int(word % SEED_STEP) // words % blocks) for word in bad[:1]]
         return found
+
+    # Memory for raw reads and writes
+
+    def lend(self, nbytes: int, seed: int) -> str:
+        """Registers memory with a pattern; returns its descriptor as JSON."""
+        self.lent = scrap(nbytes, seed)
+        self.region = self.engine.register(self.lent)
+        return self.region.describe().to_json()
+
+    def relend(self, seed: int) -> None:
+        """Writes another pattern into it."""
+        self.lent[:] = scrap(len(self.lent), seed)
+
+    def lent_wrong(self, seed: int, pieces: list[tuple[int, int, int, int]]) -> list[int]:
+        """Where it differs from its pattern with pieces (here, there, length, seed) of others put in."""
+        expected = scrap(len(self.lent), seed)
+        for here, there, length, other in pieces:
+            expected[here : here + length] = scrap(len(self.lent), other)[there : there + length]
+        return np.flatnonzero(self.lent != expected)[:8].tolist()
+
+    def raw(self, verb: str, peer: int, theirs: str, pieces: list[tuple[int, int, int]]) -> dict[str, Any]:
+        """Reads or writes pieces (here, there, length) of a peer's region, and waits for the end."""
+        far = pdkv.RegionDescriptor.from_json(theirs)
+        here = [self.region.span(mine, length) for mine, _, length in pieces]
+        there = [far.span(at, length) for _, at, length in pieces]
+        dst, src = (here, there) if verb == "read" else (there, here)
+        self.transfers.append(getattr(self.peers[peer], verb)(dst, src))
+        outcome = self.outcome(len(self.transfers) - 1)
+        self.transfers.pop()
+        return outcome
 
     # Exports and offers
 
@@ -157,6 +199,7 @@ class Host:
             "quiesced": transfer.wait_quiesced(guard_s),
             "path": transfer.path.transport,
             "detail": transfer.path.detail,
+            "rdma": transfer.path.rdma,
             "staged_bytes": transfer.stats.staged_bytes,
         }
 
@@ -233,6 +276,13 @@ class Host:
             assert self.wrong(seed, pairs) == []
         return times
 
+    def pull_after_connecting(self, address: str, reference: str, into: list[int], rounds: int) -> None:
+        """Connects, pulls and closes again and again."""
+        for _ in range(rounds):
+            peer = self.engine.connect(address, timeout_s=30.0)
+            self.cache.pull(reference, into=into).wait(30.0)
+            peer.close()
+
     def fork(self, *, long: bool = False) -> int:
         """Forks a child that ends at once or lives on; returns its id, or the exit code of one that ended."""
         child = os.fork()
@@ -245,6 +295,34 @@ class Host:
             gc.collect()
             os._exit(0)
         return child if long else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def use_in_a_child(self, reference: str, into: list[int], address: str) -> list[str]:
+        """Forks a child that tries to go on; returns what came of each try."""
+        theirs, ours = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs ends by this
+            tries = {
+                "pull": lambda: self.cache.pull(reference, into=into).wait(20),
+                "connect": lambda: self.engine.connect(address, timeout_s=5),
+                "export": lambda: self.cache.export(into),
+                "close": self.engine.close,
+            }
+            for name, attempt in tries.items():
+                try:
+                    attempt()
+                    said = f"{name}: went well"
+                except pdkv.PdkvError as error:
+                    said = f"{name}: {type(error).__name__}: {error.message} {error.hint}"
+                os.write(ours, said.replace("\n", " ").encode() + b"\n")
+            self.forget()
+            del self.cache, self.engine
+            gc.collect()
+            os._exit(0)
+        os.close(ours)
+        with os.fdopen(theirs) as lines:
+            said = lines.read().splitlines()
+        return [*said, f"exit: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"]
 
     def free_cache(self) -> None:
         """Deregisters the cache and drops its memory."""
@@ -279,6 +357,15 @@ class Host:
             "rss_kib": int(status["VmRSS"].split()[0]),
             "mappings": Path("/proc/self/maps").read_text().count("memfd:"),
         }
+
+    def listening(self) -> list[int]:
+        """The TCP ports on which this process takes connections."""
+        mine = set()
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # the one that lists them is gone
+                mine.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+        rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+        return sorted(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in mine)
 
     def die_when(self, what: str) -> None:
         """Kills this process from within as soon as a claim is `claimed` here or a transfer is `moving`."""

@@ -304,6 +304,7 @@ impl KvCache {
     /// # Errors
     /// `Region` when it was deregistered before.
     pub fn deregister(&self) -> Result<()> {
+        self.shared.check_process("deregister")?;
         let cache = self.shared.registry.remove_cache(self.local.id).ok_or_else(|| {
             Error::new(
                 ErrorKind::Region,

@@ -72,14 +72,11 @@ pub struct Engine {
 
 struct Owner {
     shared: Arc<Shared>,
-    /// The process that started it. A forked child has none of the threads, may have locks that nobody
-    /// opens again, and shares the connections: it must neither close nor say goodbye.
-    process: u32,
 }
 
 impl Owner {
     fn close(&self, patience: Duration) {
-        if self.process == std::process::id() {
+        if self.shared.at_home() {
             close(&self.shared, patience);
         }
     }
@@ -153,10 +150,7 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
             .push(Arc::downgrade(&shared));
         Ok(Self {
-            owner: Arc::new(Owner {
-                shared,
-                process: std::process::id(),
-            }),
+            owner: Arc::new(Owner { shared }),
         })
     }
 

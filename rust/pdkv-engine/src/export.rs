@@ -81,9 +81,9 @@ impl Export {
     }
 
     fn engine(&self, operation: &'static str) -> Result<Arc<Shared>> {
-        self.shared
-            .upgrade()
-            .ok_or_else(|| Error::new(ErrorKind::Closed, operation, "the engine is closed"))
+        let closed = || Error::new(ErrorKind::Closed, operation, "the engine is closed");
+        let shared = self.shared.upgrade().ok_or_else(closed)?;
+        shared.check_process(operation).map(|()| shared)
     }
 
     /// Extends the lease to `lease` from now; returns what remains. Never shortens it.

@@ -327,8 +327,11 @@ impl Peer {
         })
     }
 
-    /// Ends the connection; running transfers with the peer fail.
+    /// Ends the connection; running transfers with the peer fail. In a forked child it does nothing.
     pub fn close(&self) {
+        if !self.shared.at_home() {
+            return;
+        }
         let error = Error::new(
             ErrorKind::PeerLost,
             "close",

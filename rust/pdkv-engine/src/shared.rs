@@ -69,6 +69,9 @@ pub(crate) struct Shared {
     pub(crate) lanes: Lanes,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
+    /// The process that started it. A forked child has none of the threads, may have locks that nobody
+    /// opens again, and shares the connections: it must neither use it, nor close it, nor say goodbye.
+    process: u32,
 }
 
 pub(crate) struct State {
@@ -161,6 +164,7 @@ impl Shared {
             lanes: Lanes::default(),
             next_peer: AtomicU64::new(1),
             next_consumer: AtomicU64::new(1),
+            process: std::process::id(),
         }
     }
 
@@ -173,6 +177,7 @@ impl Shared {
     /// # Errors
     /// `ReferenceRestarted` when another life of it is connected, `PeerUnreachable` when none is.
     pub(crate) fn link_for(&self, reference: &Reference) -> Result<Arc<PeerLink>> {
+        self.check_process("find the peer")?;
         let state = self.lock();
         let links = || state.peers.values().filter_map(|entry| entry.link.as_ref());
         if let Some(link) = links().find(|link| link.remote.incarnation == reference.incarnation) {
@@ -198,7 +203,30 @@ impl Shared {
         })
     }
 
+    /// Whether this is the process that started the engine, and no fork of it.
+    pub(crate) fn at_home(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// # Errors
+    /// `Unsupported` in a forked child, where a call would wait for threads that it hasn't.
+    pub(crate) fn check_process(&self, operation: &'static str) -> Result<()> {
+        if self.at_home() {
+            return Ok(());
+        }
+        let text = format!(
+            "engine `{}` belongs to process `{}`, of which this is a fork: its threads are not here, and its \
+             connections can't be used by both",
+            self.name, self.process
+        );
+        Err(Error::new(ErrorKind::Unsupported, operation, text)
+            .with_hint("make an engine after the fork, or start workers with `spawn` or `forkserver`"))
+    }
+
+    /// # Errors
+    /// `Closed`, and `Unsupported` in a forked child.
     pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        self.check_process(operation)?;
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(
                 ErrorKind::Closed,
@@ -301,6 +329,9 @@ impl Shared {
     }
 
     pub(crate) fn cancel(self: &Arc<Self>, id: TransferId) {
+        if !self.at_home() {
+            return;
+        }
         self.drive(|state, now| {
             if Raw::owns(id) {
                 state.raw.cancel(id, &self.completions);
@@ -335,6 +366,7 @@ impl Shared {
     ) -> Result<T> {
         let mut later = Later::default();
         let made = {
+            self.check_process(operation)?;
             let mut state = self.lock();
             self.check_open(operation)?;
             let (made, advertise) = register(&self.registry);

@@ -306,6 +306,7 @@ impl Transfer {
             && !self.core.ended()
             && let Some(shared) = self.shared.upgrade()
         {
+            shared.check_process("wait")?;
             self.core.pump(&shared);
         }
         if !self.core.wait_until(timeout, TransferCore::ended) {

@@ -266,7 +266,8 @@ fn refuse_to_mix(path: &Path) -> Result<()> {
         let loaded = Object::loaded(name)
             .and_then(|object| object.symbol(symbol))
             .and_then(|it| file_of(it));
-        if let Some(loaded) = loaded.filter(|loaded| *loaded != own) {
+        // By folder: wheels hold each file several times over, since they can't hold links.
+        if let Some(loaded) = loaded.filter(|loaded| loaded.parent() != own.parent()) {
             return Err(mixture(path, &loaded));
         }
     }

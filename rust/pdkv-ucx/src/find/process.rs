@@ -26,8 +26,20 @@ pub(super) fn clash(maps: &str, candidate: &Path) -> Option<String> {
         return None; // hashed, or not UCP's usual name
     }
     let folder = |path: &Path| Some(fs::canonicalize(path.parent()?).ok()?.into_os_string());
-    let own = candidate.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let own = own.and_then(|_| folder(candidate));
+    let bare = candidate.parent().is_none_or(|parent| parent.as_os_str().is_empty());
+    // For a bare name the loader takes the copy that bears it, if one is loaded.
+    let bears = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|own| own.to_string_lossy().starts_with(name))
+    };
+    let own = if bare {
+        loaded(maps)
+            .iter()
+            .find(|path| bears(path))
+            .and_then(|path| folder(path))
+    } else {
+        folder(candidate)
+    };
     let other = mapped(maps, "libucs").into_iter().find(|path| {
         let plain = Path::new(path)
             .file_name()
@@ -55,4 +67,23 @@ fn mapped<'a>(maps: &'a str, library: &str) -> Vec<&'a str> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &str = "\
+7f0000000000-7f0000001000 r-xp 00000000 00:01 1 /usr/lib/libucs.so.0.0.0
+7f0000002000-7f0000003000 r-xp 00000000 00:01 2 /usr/lib/libucp.so.0.0.0
+";
+
+    #[test]
+    fn a_bare_name_is_the_copy_that_bears_it() {
+        // Also for the second engine of a process, whose first loaded it by that name.
+        assert_eq!(clash(PLAIN, Path::new("libucp.so.0")), None);
+        assert!(clash(PLAIN, Path::new("/usr/bin/libucp.so.0")).is_some());
+        let hashed = PLAIN.replace("libucp.so", "libucp-0badcafe.so");
+        assert!(clash(&hashed, Path::new("libucp.so.0")).is_some());
+    }
 }
