@@ -380,3 +380,28 @@ fn owners_that_hang_up_or_talk_nonsense_are_the_reason_against_the_lane() {
         owner.join().unwrap();
     }
 }
+
+#[test]
+fn connect_does_not_wait_for_a_lane_longer_than_it_was_told() {
+    if !ucx::is_here() {
+        return;
+    }
+    let (address, owner) = common::fake::owner_with_streams(hello(), |mut wire, listener| {
+        let mut stream = listener.accept().unwrap().0;
+        common::fake::greet_stream(&mut stream);
+        let _ = next(&mut stream);
+        // Not a word from here on.
+        while wire.receive().is_some() {}
+        drop(stream);
+    });
+    let consumer = Way::from(MESSAGES).engine("consumer");
+    let peer = consumer.connect(&address, Duration::from_secs(1)).unwrap();
+    let link = &peer.links()[0];
+    assert!(
+        !link.usable && link.detail.contains("still being made"),
+        "{}",
+        link.detail
+    );
+    consumer.close();
+    owner.join().unwrap();
+}

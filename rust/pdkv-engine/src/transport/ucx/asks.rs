@@ -2,7 +2,7 @@
 //! message with the owner for each. What comes is placed by our own tables, once, and only if it was
 //! asked for; anything else is dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +31,8 @@ const MAX_ASKS: usize = 32;
 pub(super) struct Asks {
     jobs: BTreeMap<u64, Job>,
     asked: BTreeMap<u64, Asked>,
+    /// Requests that were given up here and that the owner still serves: they count as under way.
+    given_up: BTreeSet<u64>,
     /// The last number given to a job or a request; 0 is the hello's.
     last: u64,
 }
@@ -142,10 +144,11 @@ impl Asks {
             let Self {
                 jobs,
                 asked: open,
+                given_up,
                 last,
             } = self;
             for (&number, job) in jobs.iter_mut() {
-                if job.out >= DEPTH || job.dry || job.over() || open.len() >= MAX_ASKS {
+                if job.out >= DEPTH || job.dry || job.over() || open.len() + given_up.len() >= MAX_ASKS {
                     continue;
                 }
                 let Some(units) = job.take() else {
@@ -183,6 +186,7 @@ impl Asks {
         let job = found.as_ref().and_then(|asked| self.jobs.get(&asked.job));
         let (Some(asked), Some(job), Some(endpoint)) = (found, job, &made.endpoint) else {
             // Given up meanwhile; the owner needn't wait.
+            self.given_up.remove(&id);
             return desk.send(&Frame::Never { id });
         };
         if job.work.direction == Direction::Read {
@@ -203,7 +207,9 @@ impl Asks {
     /// A message came: if it is the payload that was asked for, and for the first time, it is placed.
     fn receive(&mut self, message: Incoming) {
         let waiting = |asked: &&mut Asked| asked.stage == Stage::Waiting;
-        let asked = id_of(&message.header).and_then(|id| self.asked.get_mut(&id));
+        let Some(id) = id_of(&message.header) else { return };
+        self.given_up.remove(&id);
+        let asked = self.asked.get_mut(&id);
         let Some(asked) = asked.filter(waiting) else { return };
         let Some(job) = self.jobs.get(&asked.job) else { return };
         if job.work.direction == Direction::Write || job.over() {
@@ -226,6 +232,7 @@ impl Asks {
     /// The owner has taken the payload of a put, or refuses.
     fn answered(&mut self, id: u64, code: u16, bytes: u64, text: &str) {
         // A late answer is to nobody.
+        self.given_up.remove(&id);
         let Some(asked) = self.asked.get_mut(&id) else { return };
         let Some(job) = self.jobs.get(&asked.job) else { return };
         let moved = asked.stage == Stage::Moving && job.work.direction == Direction::Write;
@@ -267,6 +274,11 @@ impl Asks {
                 && let Some(job) = self.jobs.get_mut(&asked.job)
             {
                 job.out -= 1;
+                let reads = job.work.direction == Direction::Read;
+                // Neither its message nor the owner's last word has come yet.
+                if asked.stage == Stage::Waiting || (asked.stage == Stage::Moving && !reads) {
+                    self.given_up.insert(*id);
+                }
             }
             if *never {
                 desk.send(&Frame::Never { id: *id })?;

@@ -6,7 +6,7 @@
 //! leads to active messages, on workers that have no one-sided copies at all. Nor has the owner's on a one-sided
 //! lane, unless its policy is to carry out whatever comes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pdkv_core::id::PeerKey;
 use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
@@ -22,6 +22,8 @@ use super::runtime::{has_adapters, unwanted};
 pub(super) const MESSAGES: u16 = 0x70;
 /// The first message each way: it proves the connection and asks for nothing.
 pub(super) const HELLO: [u8; 8] = [0; 8];
+/// How long a side channel may stay silent at first.
+const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Offers that an owner looks at before it gives up on an initiator.
 const MAX_OFFERS: usize = 3;
 /// Bytes of the put that is tried.
@@ -188,7 +190,8 @@ fn offer(desk: &mut Desk, manner: Manner, mode: Mode, worker: &Worker) -> Result
 /// # Errors
 /// Why there is none; the initiator was told.
 pub(super) fn answer(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result<Made> {
-    let mut frame = desk.next(None, deadline)?;
+    // Who says nothing holds a thread here, so not for long.
+    let mut frame = desk.next(None, deadline.min(Instant::now() + FIRST_WORD))?;
     for _ in 0..MAX_OFFERS {
         let Frame::Offer { manner, mode, address } = frame else {
             return Err(misplaced(&frame));

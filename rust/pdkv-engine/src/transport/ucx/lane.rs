@@ -149,7 +149,7 @@ fn spawn(control: &Arc<Control>, body: impl FnOnce() + Send + 'static) -> Result
 }
 
 /// Runs a lane until it ends, and takes it apart.
-fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
+pub(super) fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
     // A panic must not skip what follows: it is the fence.
     let turned = catch_unwind(AssertUnwindSafe(|| turn(&mut desk, &made, &mut *role)));
     let error = match turned {

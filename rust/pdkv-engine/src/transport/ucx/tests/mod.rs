@@ -1,11 +1,23 @@
 //! What only shows from inside: handles that are dropped, threads and descriptors that go.
 
+mod codec;
+
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdkv_core::lane::OneSidedPolicy;
+use pdkv_core::Result;
+use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
 use pdkv_device::{HostRegion, HugePages};
+use pdkv_ucx::Worker;
 use pdkv_ucx::find::{self, Search};
+
+use super::codec::Frame;
+use super::control::Control;
+use super::desk::Desk;
+use super::door::Made;
+use super::lane::{Rest, Role};
 
 use crate::{Engine, EngineConfig, LocalSpan, Peer, RawOptions, Region, RemoteSpan, TransportKind, UcxConfig};
 
@@ -136,6 +148,52 @@ fn a_lane_that_ends_is_made_anew_by_the_next_transfer() {
             assert!(peer.alive());
         }
     }
+}
+
+/// A role that fails as only a bug can.
+struct Panics(Arc<AtomicBool>);
+
+impl Role for Panics {
+    fn hear(&mut self, _desk: &mut Desk, _made: &Made, _frame: Frame) -> Result<()> {
+        Ok(())
+    }
+
+    fn step(&mut self, _desk: &mut Desk, _made: &Made) -> Result<bool> {
+        panic!("on purpose")
+    }
+
+    fn watches(&self) -> bool {
+        false
+    }
+
+    fn give_up(self: Box<Self>) -> Rest {
+        self.0.store(true, Ordering::Relaxed);
+        Rest::default()
+    }
+}
+
+#[test]
+fn a_panic_on_a_lane_takes_it_apart_in_order() {
+    let Some(library) = library() else { return };
+    let engine = engine("engine", &library, false);
+    let context = engine.shared().ucx.context(&engine.config().ucx, false).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let control = Control::new().unwrap();
+    let given_up = Arc::new(AtomicBool::new(false));
+    let desk = Desk::new(engine.shared(), &control, stream).unwrap();
+    let made = Made {
+        manner: Manner::ActiveMessages,
+        carrier: Carrier::Emulated,
+        detail: String::new(),
+        worker: Worker::create(&context).unwrap(),
+        context,
+        endpoint: None,
+        inbox: None,
+    };
+    super::lane::run(desk, made, Box::new(Panics(Arc::clone(&given_up))));
+    assert!(given_up.load(Ordering::Relaxed) && control.is_gone());
+    assert!(!control.takes_work(), "nobody would ever do it");
 }
 
 fn threads() -> usize {
