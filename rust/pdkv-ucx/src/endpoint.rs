@@ -9,6 +9,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::abi::constants::*;
 use crate::abi::{Zeroed, ucp_callback, ucp_ep_h, ucp_ep_params_t, ucp_request_param_t, ucs_status_t};
+use crate::library::Version;
 use crate::memory::{Access, MemoryHandle};
 use crate::remote::RemoteKey;
 use crate::sealed::{self, Kind};
@@ -113,6 +114,7 @@ impl Endpoint {
         let handle = worker.enter("connect")?;
         let address = sealed::open(Kind::Address, address)?;
         known_form(&address)?;
+        understood(worker.library().version(), address.version)?;
         let core = Rc::new(EpCore {
             handle: Cell::new(std::ptr::null_mut()),
             failure: Cell::new(0),
@@ -377,6 +379,22 @@ pub struct Span {
     pub len: u64,
 }
 
+/// Releases that were tried with each other and understand each other; others bring a connection up and then hang
+/// in it, or end the process over it.
+fn understood(ours: Version, theirs: Version) -> Result<()> {
+    const NEW: Version = Version::new(1, 22, 0);
+    let same = (ours.major, ours.minor) == (theirs.major, theirs.minor);
+    if same || (ours >= NEW && theirs >= NEW) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "connect",
+        format!("UCX {ours} here and {theirs} at the peer don't understand each other"),
+    )
+    .with_hint(format!("use the same release at both ends, or {NEW} and newer at both")))
+}
+
 /// UCX ends the process over an address of a form it doesn't know; the form is the low half of the first byte.
 fn known_form(address: &sealed::Opened) -> Result<()> {
     const NEWEST: u8 = 1;
@@ -410,4 +428,25 @@ pub(crate) fn operation_param(tally: &Tally) -> ucp_request_param_t {
     };
     param.user_data = tally.argument();
     param
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_releases_that_were_tried_together_are_connected() {
+        let release = |minor, release| Version::new(1, minor, release);
+        for (one, two, fits) in [
+            (release(13, 0), release(13, 1), true),
+            (release(22, 0), release(23, 0), true),
+            (release(22, 0), release(30, 0), true),
+            (release(13, 1), release(22, 0), false),
+            (release(13, 1), release(14, 0), false),
+            (release(21, 0), release(22, 0), false),
+        ] {
+            assert_eq!(understood(one, two).is_ok(), fits, "{one} {two}");
+            assert_eq!(understood(two, one).is_ok(), fits, "{two} {one}");
+        }
+    }
 }

@@ -23,6 +23,7 @@ mod abi;
 mod context;
 mod endpoint;
 mod exit;
+mod file;
 pub mod find;
 mod fork;
 mod globals;

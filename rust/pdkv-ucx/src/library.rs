@@ -14,7 +14,7 @@ use crate::abi::{Ucp, Ucs, Zeroed, ucp_lib_attr_t};
 use crate::settings::Setting;
 use crate::signals::Handlers;
 use crate::symbols::{Object, file_of};
-use crate::{fork, globals, log};
+use crate::{file, fork, globals, log};
 
 /// A release of UCX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,6 +113,7 @@ impl Library {
             return Ok(library.clone());
         }
         fork::check("load UCX")?;
+        file::refuse(path).map_err(|reason| unloadable(path, &reason))?;
         refuse_to_mix(path)?;
         let foreign = others_have(path);
         let handlers = Handlers::read();
@@ -218,7 +219,7 @@ fn unloadable(path: &Path, reason: &str) -> Error {
 /// Assertions leave their text in the file; this one is in every release.
 pub(crate) fn has_assertions(libucp: &Path) -> bool {
     const TEXT: &[u8] = b"->proto_reqs)";
-    let Ok(file) = std::fs::read(libucp) else {
+    let Some(file) = file::read(libucp) else {
         return false;
     };
     // SAFETY: two live slices with their lengths.
