@@ -130,6 +130,35 @@ impl Endpoint {
         })
     }
 
+    /// Gets `len` bytes and reads back how UCX does it, as [`probe_put`](Self::probe_put) does.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get); `Unsupported` when UCX gives no request to ask.
+    pub fn probe_get(
+        &self,
+        local: &Arc<MemoryHandle>,
+        local_offset: u64,
+        remote: &RemoteKey,
+        remote_offset: u64,
+        len: u64,
+        tally: &Tally,
+    ) -> Result<Probe> {
+        let ep = self.enter("probe")?;
+        self.same_worker("probe", tally)?;
+        self.checked("probe", local, remote)?;
+        let to = local.address_of("probe", Access::Write, local_offset, len)?;
+        let from = remote.address_of("probe", remote_offset, len)?;
+        tally.hold(local);
+        tally.hold_key(&remote.core);
+        let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
+        self.ask(tally, None, |param| {
+            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+            param.memh = local.handle();
+            // SAFETY: as for `get`.
+            unsafe { (ucp.ucp_get_nbx)(ep, to, len as usize, from, key, &raw const *param) }
+        })
+    }
+
     /// Posts an operation that must not be freed before it was asked what it is.
     pub(crate) fn ask(
         &self,

@@ -1,8 +1,8 @@
 //! How a lane comes to be: the initiator knocks, the owner answers, and both agree on a manner before a
 //! payload byte moves.
 //!
-//! One-sided is tried first where the initiator's policy could allow it: a put into a page that the owner
-//! lends for it shows what UCX really does, and both policies judge that. Whatever comes of it but a yes
+//! One-sided is tried first where the initiator's policy could allow it: puts and gets in memory that the owner
+//! lends for them show what UCX really does, and both policies judge that. Whatever comes of it but a yes
 //! leads to active messages, on workers that have no one-sided copies at all. Nor has the owner's on a one-sided
 //! lane, unless its policy is to carry out whatever comes.
 
@@ -26,10 +26,10 @@ pub(super) const HELLO: [u8; 8] = [0; 8];
 const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Offers that an owner looks at before it gives up on an initiator.
 const MAX_OFFERS: usize = 3;
-/// Bytes of the put that is tried.
-const PROBE_BYTES: u64 = 64;
-/// Bytes of the memory it is tried on: a page, since it is lent as one.
-const PROBE_PAGE: u64 = 4096;
+/// Bytes of the memory that is lent for it.
+const PROBE_PAGE: u64 = 64 << 10;
+/// What is tried there, a get or a put of so many bytes: UCX may do each in another way.
+const PROBES: [(bool, u64); 4] = [(false, 64), (false, PROBE_PAGE), (true, 64), (true, PROBE_PAGE)];
 
 /// A lane that both ends agreed on. The worker is destroyed by whoever runs the lane.
 pub(super) struct Made {
@@ -79,13 +79,12 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
     let tried = worker
         .connect(&address, error_mode(mode))
         .and_then(|endpoint| try_a_put(desk, &context, &worker, endpoint, (base, &key), deadline));
-    let (endpoint, probe) = match tried {
+    let (endpoint, (carrier, over)) = match tried {
         Ok(tried) => tried,
         // The side channel's end is the end; anything else is about this manner.
         Err(error) if error.kind() == ErrorKind::PeerLost => return Err(error),
         Err(error) => return Ok(Err(format!("a put fails: {}", error.message()))),
     };
-    let (carrier, over) = (carrier_of(&probe), names(&probe.transports));
     let policy = desk.shared.config.ucx.one_sided;
     if !policy.allows(carrier) {
         return Ok(Err(format!(
@@ -114,7 +113,7 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
     }))
 }
 
-/// Puts into the page that the owner lends, and lets UCX say how it did it.
+/// Puts into the memory that the owner lends, gets from it, and lets UCX say how it did each.
 fn try_a_put(
     desk: &mut Desk,
     context: &Context,
@@ -122,7 +121,7 @@ fn try_a_put(
     endpoint: Endpoint,
     (base, key): (u64, &[u8]),
     deadline: Instant,
-) -> Result<(Endpoint, Probe)> {
+) -> Result<(Endpoint, (Carrier, String))> {
     let remote = endpoint.unpack(key, base, PROBE_PAGE)?;
     let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
     let local = context.map(&page)?;
@@ -135,14 +134,25 @@ fn try_a_put(
     // What carries a put is settled while the connection is made, so that comes first.
     endpoint.flush(&tally)?;
     settle(desk)?;
-    let probe = endpoint.probe_put(&local, 0, &remote, 0, PROBE_BYTES, &tally)?;
-    // Whoever won't have emulation has nobody at the other end who would carry it out.
-    if desk.shared.config.ucx.one_sided.allows(carrier_of(&probe)) {
+    let policy = desk.shared.config.ucx.one_sided;
+    let mut found = Vec::new();
+    for (get, len) in PROBES {
+        let probe = if get {
+            endpoint.probe_get(&local, 0, &remote, 0, len, &tally)?
+        } else {
+            endpoint.probe_put(&local, 0, &remote, 0, len, &tally)?
+        };
+        let carrier = carrier_of(&probe);
+        found.push((carrier, names(&probe.transports)));
+        // Whoever won't have emulation has nobody at the other end who would carry it out.
+        if !policy.allows(carrier) {
+            break;
+        }
         settle(desk)?;
         endpoint.flush(&tally)?;
         settle(desk)?;
     }
-    Ok((endpoint, probe))
+    Ok((endpoint, worst(found)))
 }
 
 fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
@@ -346,6 +356,22 @@ fn carrier_of(probe: &Probe) -> Carrier {
     }
 }
 
+/// What is least of all to be trusted, and everything that was used.
+fn worst(found: Vec<(Carrier, String)>) -> (Carrier, String) {
+    let (mut carrier, mut over) = (Carrier::Rdma, Vec::new());
+    for (one, names) in found {
+        carrier = match (carrier, one) {
+            (Carrier::Emulated, _) | (_, Carrier::Emulated) => Carrier::Emulated,
+            (Carrier::Kernel, _) | (_, Carrier::Kernel) => Carrier::Kernel,
+            _ => Carrier::Rdma,
+        };
+        if !over.contains(&names) {
+            over.push(names);
+        }
+    }
+    (carrier, over.join(" and "))
+}
+
 fn by(carrier: Carrier, over: &str) -> String {
     format!("that would go by {carrier} over {over}")
 }
@@ -373,6 +399,19 @@ mod tests {
             transports: transports.iter().map(|name| Resource::parse(name).unwrap()).collect(),
             emulated,
         }
+    }
+
+    #[test]
+    fn the_worst_of_all_tries_counts() {
+        let tries =
+            |carriers: &[Carrier]| worst(carriers.iter().map(|&carrier| (carrier, carrier.to_string())).collect());
+        let (carrier, over) = tries(&[Carrier::Rdma, Carrier::Rdma]);
+        assert_eq!((carrier, over.as_str()), (Carrier::Rdma, "RDMA"));
+        assert_eq!(tries(&[Carrier::Rdma, Carrier::Kernel]).0, Carrier::Kernel);
+        assert_eq!(
+            tries(&[Carrier::Rdma, Carrier::Emulated, Carrier::Kernel]).0,
+            Carrier::Emulated
+        );
     }
 
     #[test]
