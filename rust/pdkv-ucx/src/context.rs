@@ -16,7 +16,7 @@ use crate::memory::MemoryHandle;
 use crate::print::printed;
 use crate::resource::{self, Resource};
 use crate::settings::{Setting, Settings};
-use crate::{fork, log, status};
+use crate::{fork, log, room, status};
 
 /// What a context is for, besides active messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,7 @@ impl Context {
     /// `Config` for a setting that UCX refuses; `Unsupported` when no transport is left, or in a forked child.
     pub fn open(library: &Library, settings: &Settings, features: Features) -> Result<Self> {
         fork::check("open UCX")?;
+        room::check("open UCX")?;
         fork::watch();
         let ucp = library.ucp();
         let mut config = std::ptr::null_mut();

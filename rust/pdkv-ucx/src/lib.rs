@@ -39,6 +39,7 @@ mod print;
 mod probe;
 mod remote;
 mod resource;
+mod room;
 mod sealed;
 mod settings;
 mod signals;

@@ -18,7 +18,7 @@ use crate::library::Library;
 use crate::remote::KeyCore;
 use crate::sealed::{self, Kind};
 use crate::tally::TallyCore;
-use crate::{fork, log, status};
+use crate::{fork, log, room, status};
 
 /// How many times in a row nothing must move before a destroyed worker's operations are taken to wait for the
 /// peer, and how long they may go on moving.
@@ -56,6 +56,7 @@ impl Worker {
     /// Whatever UCX says; `Unsupported` in a forked child.
     pub fn create(context: &Context) -> Result<Self> {
         fork::check("create a worker")?;
+        room::check("create a worker")?;
         let ucp = context.library().ucp();
         let mut params = ucp_worker_params_t::zeroed();
         params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS;

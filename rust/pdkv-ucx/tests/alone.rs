@@ -343,3 +343,35 @@ fn everything_outlives_its_worker_and_says_so() {
     drop((local, remote, key, to_far, to_near, context));
     assert!(weak.upgrade().is_none(), "nothing holds the memory any more");
 }
+
+#[test]
+fn few_descriptors_are_an_error_and_not_the_end() {
+    over("case_few_descriptors", &["posix,cma", "tcp"]);
+}
+
+#[test]
+fn case_few_descriptors() {
+    let Some(tls) = lane() else { return };
+    let library = library().unwrap();
+    let context = Context::open(&library, &lanes(&tls), Features::default()).unwrap();
+    let null = || std::fs::File::open("/dev/null");
+    // SAFETY: lowers a limit of this process, which ends with this test.
+    unsafe {
+        libc::setrlimit(
+            libc::RLIMIT_NOFILE,
+            &libc::rlimit {
+                rlim_cur: 200,
+                rlim_max: 200,
+            },
+        )
+    };
+    let mut taken: Vec<_> = std::iter::repeat_with(null).map_while(Result::ok).collect();
+    for _ in 0..39 {
+        let refused = Worker::create(&context).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Capacity, "{refused:?}");
+        assert!(refused.hint().is_some());
+        taken.pop();
+    }
+    taken.truncate(taken.len() - 20);
+    Worker::create(&context).unwrap().address().unwrap();
+}
