@@ -12,7 +12,9 @@ use pdkv_core::id::PeerKey;
 use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_ucx::{Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Tally, Worker};
+use pdkv_ucx::{
+    Context, Delivery, Endpoint, ErrorMode, Inbox, InboxLimits, Link, Probe, Resource, Span, Tally, Worker,
+};
 
 use super::codec::{Frame, Mode, misplaced};
 use super::desk::Desk;
@@ -43,6 +45,8 @@ pub(super) struct Made {
     pub(super) endpoint: Option<Endpoint>,
     /// Where active messages arrive.
     pub(super) inbox: Option<Inbox>,
+    /// The transport takes many puts in one call.
+    pub(super) lists: bool,
 }
 
 /// Makes a lane as the initiator.
@@ -79,7 +83,7 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
     let tried = worker
         .connect(&address, error_mode(mode))
         .and_then(|endpoint| try_a_put(desk, &context, &worker, endpoint, (base, &key), deadline));
-    let (endpoint, (carrier, over)) = match tried {
+    let (endpoint, (carrier, over), lists) = match tried {
         Ok(tried) => tried,
         // The side channel's end is the end; anything else is about this manner.
         Err(error) if error.kind() == ErrorKind::PeerLost => return Err(error),
@@ -105,11 +109,12 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
     Ok(Ok(Made {
         manner,
         carrier,
-        detail: detail(manner, &over, &context),
+        detail: detail(manner, &over, &context) + if lists { ", lists of spans" } else { "" },
         context,
         worker,
         endpoint: Some(endpoint),
         inbox: None,
+        lists,
     }))
 }
 
@@ -121,7 +126,7 @@ fn try_a_put(
     endpoint: Endpoint,
     (base, key): (u64, &[u8]),
     deadline: Instant,
-) -> Result<(Endpoint, (Carrier, String))> {
+) -> Result<(Endpoint, (Carrier, String), bool)> {
     let remote = endpoint.unpack(key, base, PROBE_PAGE)?;
     let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
     let local = context.map(&page)?;
@@ -152,7 +157,31 @@ fn try_a_put(
         endpoint.flush(&tally)?;
         settle(desk)?;
     }
-    Ok((endpoint, worst(found)))
+    let (carrier, over) = worst(found);
+    let mut lists = false;
+    if policy.allows(carrier) {
+        // A tally of its own: a list that is refused says nothing against the lane.
+        let trial = Tally::new(worker);
+        let span = Span {
+            local_offset: 0,
+            remote_offset: 0,
+            len: PROBE_PAGE,
+        };
+        if let Ok(probe) = endpoint.probe_list(&local, &remote, span, &trial) {
+            desk.until(worker, deadline, || {
+                trial.outstanding() == 0 || endpoint.failure().is_some()
+            })?;
+            lists = takes_lists(&probe) && trial.failure().is_none();
+        }
+        endpoint.failure().map_or(Ok(()), Err)?;
+    }
+    Ok((endpoint, (carrier, over), lists))
+}
+
+/// Whether lists are the transport's own: those that UCX takes apart again gain nothing. No machine without an
+/// adapter has others, so unit tests take what there is.
+fn takes_lists(probe: &Probe) -> bool {
+    probe.certain && (!probe.emulated || cfg!(test))
 }
 
 fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
@@ -187,6 +216,7 @@ fn knock_for_messages(desk: &mut Desk, deadline: Instant) -> Result<Made> {
         worker,
         endpoint: Some(endpoint),
         inbox: Some(inbox),
+        lists: false,
     })
 }
 
@@ -272,6 +302,7 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
         worker,
         endpoint: None,
         inbox: None,
+        lists: false,
     }))
 }
 
@@ -294,6 +325,7 @@ fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Ma
         worker,
         endpoint: Some(endpoint),
         inbox: Some(inbox),
+        lists: false,
     })
 }
 

@@ -326,7 +326,14 @@ impl Posting<'_> {
             spans,
         } = self;
         let (mut calls, mut idle, mut moved) = (0, 0, false);
-        while job.tally.outstanding() + spans.len() as u64 > WINDOW {
+        let listed = made.lists && job.work.direction == Direction::Write;
+        // A list counts as one operation, and is as much work as the spans in it.
+        let (new, window) = if listed {
+            (1, WINDOW / BATCH as u64)
+        } else {
+            (spans.len() as u64, WINDOW)
+        };
+        while job.tally.outstanding() + new > window {
             if job.over() || endpoint.failure().is_some() {
                 return Err(Halt::Work);
             }
@@ -355,7 +362,12 @@ impl Posting<'_> {
             Direction::Write => Way::Put,
         };
         let (local, remote) = (&job.local[pair.0 as usize], &job.remote[pair.1 as usize]);
-        if let Err(error) = endpoint.post(way, local, remote, spans, &job.tally) {
+        let posted = if listed {
+            endpoint.put_list(local, remote, spans, &job.tally)
+        } else {
+            endpoint.post(way, local, remote, spans, &job.tally)
+        };
+        if let Err(error) = posted {
             job.work.fail(error);
             return Err(Halt::Work);
         }

@@ -1,6 +1,7 @@
 //! What only shows from inside: handles that are dropped, threads and descriptors that go.
 
 mod codec;
+mod lists;
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -190,6 +191,7 @@ fn a_panic_on_a_lane_takes_it_apart_in_order() {
         context,
         endpoint: None,
         inbox: None,
+        lists: false,
     };
     super::lane::run(desk, made, Box::new(Panics(Arc::clone(&given_up))));
     assert!(given_up.load(Ordering::Relaxed) && control.is_gone());
