@@ -131,7 +131,7 @@ fn an_offer_outlives_the_connection_as_long_as_its_writer_copies() {
             }
             peer.close();
             offer.release().unwrap();
-            assert!(offer.wait_quiesced(WAIT));
+            assert!(offer.wait_quiesced(WAIT), "{way:?}: its writer is never out");
             assert!(
                 transfer.quiesced(),
                 "{way:?}: blocks were reusable while they were written"

@@ -140,7 +140,19 @@ impl Puts {
                 return Ok(());
             }
         };
-        for region in &work.remote {
+        // Entered first: whatever ends the lane from here on finds it and ends it too.
+        let remote = work.remote.clone();
+        self.jobs.push(Job {
+            tally: Tally::new(&made.worker),
+            work,
+            local,
+            remote: Vec::new(),
+            stage: Stage::Waiting,
+            bytes: 0,
+            runs: 0,
+            stopped: None,
+        });
+        for region in &remote {
             let known = self.keys.get(&region.id).map(|known| &known.key);
             // What was refused once may have been refused for want of memory.
             if !matches!(known, Some(Key::Asked | Key::Have(_))) {
@@ -153,16 +165,6 @@ impl Puts {
                 desk.send(&Frame::WantKey { region: region.id })?;
             }
         }
-        self.jobs.push(Job {
-            tally: Tally::new(&made.worker),
-            work,
-            local,
-            remote: Vec::new(),
-            stage: Stage::Waiting,
-            bytes: 0,
-            runs: 0,
-            stopped: None,
-        });
         Ok(())
     }
 }
