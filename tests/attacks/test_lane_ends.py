@@ -140,7 +140,7 @@ def test_a_thousand_lanes(start, transport, rounds):
     for _ in range(10):
         turns(rounds(90))
     for far, before in held:
-        flat(before, far)
+        flat(before, far, transport)
     assert consumer.do("wrong", 1, SAME[:8]) == []
 
 
