@@ -240,7 +240,7 @@ pub(super) fn answer(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Resul
             return refuse(desk, Error::new(ErrorKind::Unsupported, "lane", reason));
         }
         if manner == Manner::ActiveMessages {
-            return match answer_for_messages(desk, mode, &address) {
+            return match answer_for_messages(desk, mode, &address, deadline) {
                 Ok(made) => Ok(made),
                 Err(error) => refuse(desk, error),
             };
@@ -306,17 +306,25 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
     }))
 }
 
-fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8]) -> Result<Made> {
+/// Lets the initiator connect, and returns once its first message came over that connection.
+fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8], deadline: Instant) -> Result<Made> {
     let manner = Manner::ActiveMessages;
     let context = desk.shared.ucx.context(&desk.shared.config.ucx, false)?;
     let worker = Worker::create(&context)?;
     let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
-    let endpoint = connect(&worker, address, mode)?;
     desk.send(&Frame::Accept {
         base: 0,
         address: worker.address()?,
         key: Vec::new(),
     })?;
+    // Only now an endpoint of our own: it takes the connection that the initiator made. If both ends began one,
+    // each would choose transports by itself, and UCX ends the process where the two choices differ.
+    let mut greeted = false;
+    desk.until(&worker, deadline, || {
+        greeted |= inbox.pop().is_some_and(|message| message.header == HELLO);
+        greeted
+    })?;
+    let endpoint = connect(&worker, address, mode)?;
     Ok(Made {
         manner,
         carrier: Carrier::Emulated,

@@ -121,7 +121,10 @@ pub(crate) fn serve(shared: &Arc<Shared>, peer: PeerKey, stream: TcpStream) -> R
             Ok((desk, made))
         });
         match made {
-            Ok((desk, made)) => run(desk, made, Box::new(Owner::new(peer))),
+            Ok((desk, made)) => {
+                let owner = Owner::new(peer, made.manner);
+                run(desk, made, Box::new(owner));
+            }
             Err(error) => tracing::debug!(peer = %peer, %error, "no lane"),
         }
     })

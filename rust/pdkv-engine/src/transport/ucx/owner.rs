@@ -28,9 +28,9 @@ const MAX_SERVED: usize = 64;
 pub(super) struct Owner {
     peer: PeerKey,
     served: BTreeMap<u64, Served>,
-    /// The initiator's first message is here.
-    greeted: bool,
-    /// Counts the answer to it.
+    /// The initiator's first message, which the door has seen, wants an answer.
+    greets: bool,
+    /// Counts that answer.
     greeting: Option<Tally>,
 }
 
@@ -50,11 +50,11 @@ struct Served {
 }
 
 impl Owner {
-    pub(super) fn new(peer: PeerKey) -> Self {
+    pub(super) fn new(peer: PeerKey, manner: Manner) -> Self {
         Self {
             peer,
             served: BTreeMap::new(),
-            greeted: false,
+            greets: manner == Manner::ActiveMessages,
             greeting: None,
         }
     }
@@ -105,7 +105,7 @@ impl Role for Owner {
     }
 
     fn watches(&self) -> bool {
-        !self.served.is_empty() || (self.greeted && self.greeting.is_none())
+        !self.served.is_empty() || (self.greets && self.greeting.is_none())
     }
 
     fn give_up(self: Box<Self>) -> Rest {
@@ -181,9 +181,8 @@ impl Owner {
         Ok(())
     }
 
-    /// A message came: the payload of a put that is waited for, the hello, or nothing of interest.
+    /// A message came: the payload of a put that is waited for, or nothing of interest.
     fn receive(&mut self, desk: &Desk, message: Incoming) {
-        self.greeted |= message.header == HELLO;
         let waiting = |served: &&mut Served| served.verb == Verb::Put && !served.moving && !served.over();
         let served = id_of(&message.header).and_then(|id| self.served.get_mut(&id));
         let Some(served) = served.filter(waiting) else { return };
@@ -207,7 +206,7 @@ impl Owner {
 
     /// Answers the initiator's first message, once, as soon as the connection stands from this side too.
     fn greet(&mut self, made: &Made) -> Result<()> {
-        if self.greeted
+        if self.greets
             && self.greeting.is_none()
             && let Some(endpoint) = &made.endpoint
             && endpoint.ready()
