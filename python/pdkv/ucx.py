@@ -55,16 +55,20 @@ class UcxConfig:
         for name, value in self.settings.items():
             if not _is_text(name) or not name or "=" in name:
                 raise _bad("settings", name, "a name is that of a UCX setting, such as `TLS`")
-            if name.startswith("UCX_"):
-                raise _bad("settings", name, f"leave the prefix out: `{name.removeprefix('UCX_')}`")
+            if name.upper().startswith("UCX_"):
+                raise _bad("settings", name, f"leave the prefix out: `{name[4:]}`")
             if not _is_text(value):
                 raise _bad(f"settings[{name!r}]", value, "values are strings, as in the environment")
         # Nobody changes them afterwards through the mapping that was given.
         object.__setattr__(self, "settings", dict(self.settings))
 
+    def __hash__(self) -> int:
+        """Hashes the values, of which a dict is one."""
+        return hash((self.library, self.one_sided, frozenset(self.settings.items())))
+
 
 def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+    return isinstance(value, str | os.PathLike) and _is_text(os.fspath(value)) and bool(os.fspath(value))
 
 
 def _is_mapping(value: object) -> bool:
@@ -72,8 +76,10 @@ def _is_mapping(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
+    # What the file system or the environment gave undecoded, as surrogates, has no text to hand to UCX.
+    return isinstance(value, str) and "\0" not in value and value.isprintable()
 
 
 def _bad(field_name: str, value: object, hint: str) -> ConfigError:
-    return ConfigError(f"`{field_name}` is `{value}`", operation=_OPERATION, hint=hint)
+    shown = ascii(value) if isinstance(value, str) and not value.isprintable() else value
+    return ConfigError(f"`{field_name}` is `{shown}`", operation=_OPERATION, hint=hint)

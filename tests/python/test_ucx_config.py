@@ -22,6 +22,7 @@ def test_defaults_and_copies():
     settings["TLS"] = "rc"
     assert config.settings == {"TLS": "tcp"}
     assert pickle.loads(pickle.dumps(config)) == config
+    assert len({config, pdkv.UcxConfig(library=Path("libucp.so.0"), one_sided="never", settings=config.settings)}) == 1
     assert dataclasses.replace(config, one_sided="any").one_sided == "any"
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.one_sided = "any"
@@ -41,6 +42,10 @@ def test_defaults_and_copies():
         ("settings", {"TLS": 7}),
         ("settings", {"TLS": "tcp\0"}),
         ("settings", {"UCX_TLS": "tcp"}),
+        ("settings", {"ucx_tls": "tcp"}),
+        ("settings", {"TLS": "tcp\udc80"}),
+        ("library", "libucp\udc80.so"),
+        ("library", b"libucp.so.0"),
     ],
 )
 def test_bad_fields_are_refused_by_name(field, value):
@@ -115,3 +120,10 @@ def test_what_is_required_and_cannot_be_had_says_why_of_every_transport():
         transfer = peer.read(target, source.describe())
         transfer.wait(20)
         assert transfer.path.rdma is False
+
+
+@pytest.mark.parametrize("names", [(None,), [b"ucx"], 7, "ucx"])
+def test_transports_are_a_list_of_names(names):
+    with pytest.raises(pdkv.ConfigError, match="`transports`") as caught:
+        pdkv.Engine("a", listen=None, transports=names)
+    assert caught.value.hint

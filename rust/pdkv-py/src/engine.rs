@@ -314,7 +314,15 @@ fn transports(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<String>>> {
         .with_hint(format!("write `transports=[{}]`", name.repr()?));
         return Err(errors::to_python(py, &error));
     }
-    object.extract()
+    object.extract().map_err(|source| {
+        let error = Error::new(
+            ErrorKind::Config,
+            "transports",
+            format!("`transports` is no list of names: {source}"),
+        )
+        .with_hint("write names such as `transports=[\"shm\", \"tcp\"]`");
+        errors::to_python(py, &error)
+    })
 }
 
 fn writable_by_peers(wish: Option<bool>, readonly: bool) -> Result<bool> {

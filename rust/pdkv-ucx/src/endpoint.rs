@@ -112,9 +112,7 @@ unsafe extern "C" fn flushed(request: *mut c_void, status: ucs_status_t, argumen
 impl Endpoint {
     pub(crate) fn connect(worker: &Rc<WorkerCore>, address: &[u8], mode: ErrorMode) -> Result<Self> {
         let handle = worker.enter("connect")?;
-        let address = sealed::open(Kind::Address, address)?;
-        known_form(&address)?;
-        understood(worker.library().version(), address.version)?;
+        let address = judge(worker.library().version(), address)?;
         let core = Rc::new(EpCore {
             handle: Cell::new(std::ptr::null_mut()),
             failure: Cell::new(0),
@@ -377,6 +375,14 @@ pub struct Span {
     pub remote_offset: u64,
     /// How many bytes it has.
     pub len: u64,
+}
+
+/// Opens the address of a peer's worker, if a worker of this release may be given it.
+pub(crate) fn judge(ours: Version, address: &[u8]) -> Result<sealed::Opened> {
+    let address = sealed::open(Kind::Address, address)?;
+    known_form(&address)?;
+    understood(ours, address.version)?;
+    Ok(address)
 }
 
 /// Releases that were tried with each other and understand each other; others bring a connection up and then hang

@@ -171,6 +171,12 @@ impl Library {
         self.0.assertions
     }
 
+    /// Whether it says what carries an operation, as its protocols do by themselves from 1.16 on. Without that no
+    /// probe is certain, and one of an emulated put can end the process that it is sent to.
+    pub fn tells_what_carries(&self) -> bool {
+        self.version() >= Version::new(1, 16, 0)
+    }
+
     /// What was set for the whole copy when it was loaded.
     pub(crate) fn globals(&self) -> &[Setting] {
         &self.0.globals

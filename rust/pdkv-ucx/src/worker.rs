@@ -12,7 +12,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use crate::abi::constants::*;
 use crate::abi::{Zeroed, ucp_worker_attr_t, ucp_worker_h, ucp_worker_params_t};
 use crate::context::Context;
-use crate::endpoint::{Endpoint, EpCore, ErrorMode};
+use crate::endpoint::{Endpoint, EpCore, ErrorMode, judge};
 use crate::inbox::{Inbox, InboxCore, InboxLimits};
 use crate::library::Library;
 use crate::remote::KeyCore;
@@ -152,6 +152,14 @@ impl Worker {
         // SAFETY: UCX's descriptor lives as long as the worker, which this borrow keeps from being destroyed
         // (`destroy` takes the worker by value).
         unsafe { BorrowedFd::borrow_raw(self.core.event_fd.get()) }
+    }
+
+    /// Whether [`connect`](Self::connect) would hand this address to UCX.
+    ///
+    /// # Errors
+    /// `Handshake` for bytes that are no such address, `Unsupported` for one of a release that ours doesn't understand.
+    pub fn check_address(&self, address: &[u8]) -> Result<()> {
+        judge(self.core.library().version(), address).map(drop)
     }
 
     /// Makes an endpoint towards the worker of this address.

@@ -72,6 +72,9 @@ pub(super) fn knock(desk: &mut Desk, deadline: Instant) -> Result<Made> {
 fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, String>> {
     let manner = Manner::OneSided;
     let context = desk.shared.ucx.context(&desk.shared.config.ucx, true)?;
+    if let Some(reason) = too_silent(desk.shared.config.ucx.one_sided, &context) {
+        return Ok(Err(reason));
+    }
     let worker = Worker::create(&context)?;
     let mode = mode(&context);
     offer(desk, manner, mode, &worker)?;
@@ -261,9 +264,15 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
         let reason = format!("its `one_sided` is `{}` and it has no such device", policy.as_str());
         return decline(desk, None, reason, deadline).map(Err);
     }
-    let lend = |desk: &Desk| {
-        let emulates = policy == OneSidedPolicy::Any;
-        let context = desk.shared.ucx.context(&desk.shared.config.ucx, emulates)?;
+    let emulates = policy == OneSidedPolicy::Any;
+    let context = match desk.shared.ucx.context(&desk.shared.config.ucx, emulates) {
+        Ok(context) => context,
+        Err(error) => return refuse(desk, error),
+    };
+    if let Some(reason) = too_silent(policy, &context) {
+        return decline(desk, None, reason, deadline).map(Err);
+    }
+    let lend = || {
         let worker = Worker::create(&context)?;
         let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
         let lent = context.map(&page)?;
@@ -272,9 +281,9 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
             address: worker.address()?,
             key: lent.pack()?,
         };
-        Ok((context, worker, lent, accept))
+        Ok((worker, lent, accept))
     };
-    let (context, worker, lent, accept) = match lend(desk) {
+    let (worker, lent, accept) = match lend() {
         Ok(lent) => lent,
         Err(error) => return refuse(desk, error),
     };
@@ -311,6 +320,7 @@ fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8], deadline: In
     let manner = Manner::ActiveMessages;
     let context = desk.shared.ucx.context(&desk.shared.config.ucx, false)?;
     let worker = Worker::create(&context)?;
+    worker.check_address(address)?;
     let inbox = worker.receive_messages(MESSAGES, InboxLimits::default())?;
     desk.send(&Frame::Accept {
         base: 0,
@@ -335,6 +345,13 @@ fn answer_for_messages(desk: &mut Desk, mode: Mode, address: &[u8], deadline: In
         inbox: Some(inbox),
         lists: false,
     })
+}
+
+/// Why this copy of UCX is not asked for puts under the policy: it would not say what carries them.
+fn too_silent(policy: OneSidedPolicy, context: &Context) -> Option<String> {
+    let library = context.library();
+    let silent = policy != OneSidedPolicy::Any && !library.tells_what_carries();
+    silent.then(|| format!("UCX {} doesn't say what carries a put", library.version()))
 }
 
 /// An endpoint, or why the two ends can't have one.
