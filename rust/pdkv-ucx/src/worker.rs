@@ -308,7 +308,8 @@ impl WorkerCore {
             self.handle.set(std::ptr::null_mut());
             return;
         }
-        for inbox in self.inboxes.take() {
+        // Closed, and kept: while UCX is driven or taken apart it may still call into them.
+        for inbox in &*self.inboxes.borrow() {
             inbox.close();
         }
         self.drain(handle);
@@ -329,12 +330,14 @@ impl WorkerCore {
             std::mem::forget(self.context.clone());
             self.endpoints.take().into_iter().for_each(std::mem::forget);
             self.tallies.borrow().iter().cloned().for_each(std::mem::forget);
+            self.inboxes.borrow().iter().cloned().for_each(std::mem::forget);
         } else {
             // SAFETY: created once and not destroyed before, in its thread; callbacks that come now find their
             // tallies, endpoints and messages, which are let go only below.
             unsafe { (self.library().ucp().ucp_worker_destroy)(handle) };
         }
         self.handle.set(std::ptr::null_mut());
+        self.inboxes.take();
         for endpoint in self.endpoints.take() {
             endpoint.forget();
         }
