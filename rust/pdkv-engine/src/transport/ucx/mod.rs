@@ -18,6 +18,7 @@ mod owner;
 mod puts;
 mod runtime;
 mod socket;
+mod verdict;
 
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
