@@ -138,7 +138,7 @@ def test_a_thousand_lanes(start, transport, rounds):
     turns(30)
     held = [(far, far.do("resources")) for far in (consumer, producer)]
     for _ in range(10):
-        turns(rounds(90))
+        turns(rounds(97))
     for far, before in held:
         flat(before, far, transport)
     assert consumer.do("wrong", 1, SAME[:8]) == []
