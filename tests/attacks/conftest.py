@@ -27,6 +27,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ucx-system-put": lanes.lane("posix,cma", "put", "system"),
 }
 FAST = ("shm", "cma", "tcp", "unix", "ucx", "ucx-put")
+# Where a distribution's UCX emulates puts, which only `one_sided="any"` allows, a writer that is stopped in the middle
+# of one can end the owner's process: UCX's own assertions do it. The guide says so; tests that end nobody still run.
+FRAGILE = ("ucx-system-put",)
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +56,11 @@ def start(zygote: Zygote) -> Iterator[Callable[..., Far]]:
         far.close()
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SETTINGS])
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SETTINGS if name not in FRAGILE
+    ]
+)
 def transport(request: pytest.FixtureRequest) -> str:
     return request.param
 
