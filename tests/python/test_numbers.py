@@ -114,7 +114,7 @@ def test_one_transport_as_a_string():
     with pytest.raises(pdkv.ConfigError, match="one string") as caught:
         pdkv.Engine("bad", transports="shm")
     assert caught.value.hint == "write `transports=['shm']`"
-    with pytest.raises(TypeError):
+    with pytest.raises(pdkv.ConfigError, match="no list of names"):
         pdkv.Engine("bad", transports=[7])
 
 
