@@ -104,7 +104,7 @@ def test_more_than_a_quarter_gibibyte(start, tls, manner):
 def test_policies(start, tls, policy, says):
     copy = next((name for name in ("nixl", "libucx") if name in lanes.COPIES), None)
     if policy == "kernel" and copy is None:
-        pytest.skip("UCX before 1.14 does not say how it puts, so nothing counts as the kernel's doing")
+        pytest.skip("UCX before 1.16 does not say how it puts, so nothing counts as the kernel's doing")
     owner, initiator, _ = pair(start, tls, policy, copy)
     _, reference = owner.do("export", [1, 2])
     outcome = initiator.do("try_pull", reference, [3, 4])
