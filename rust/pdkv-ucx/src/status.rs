@@ -42,11 +42,13 @@ fn meaning(status: ucs_status_t) -> (ErrorKind, Scope, Retry) {
         }
         UCS_ERR_INVALID_PARAM | UCS_ERR_OUT_OF_RANGE => (ErrorKind::Config, Scope::Operation, Retry::Never),
         UCS_ERR_INVALID_ADDR => (ErrorKind::Handshake, Scope::Endpoint, Retry::Never),
-        UCS_ERR_UNREACHABLE | UCS_ERR_REJECTED => (ErrorKind::PeerUnreachable, Scope::Endpoint, Retry::Later),
+        // Nothing here cancels requests: UCX does, when a connection turns out not to carry what was asked of it.
+        UCS_ERR_UNREACHABLE | UCS_ERR_REJECTED | UCS_ERR_CANCELED => {
+            (ErrorKind::PeerUnreachable, Scope::Endpoint, Retry::Later)
+        }
         UCS_ERR_UNSUPPORTED | UCS_ERR_NOT_IMPLEMENTED | UCS_ERR_NO_DEVICE | UCS_ERR_NO_ELEM => {
             (ErrorKind::Unsupported, Scope::Operation, Retry::Never)
         }
-        UCS_ERR_CANCELED => (ErrorKind::TransferCancelled, Scope::Transfer, Retry::Never),
         UCS_ERR_MESSAGE_TRUNCATED => (ErrorKind::Transfer, Scope::Transfer, Retry::Never),
         UCS_ERR_IO_ERROR
         | UCS_ERR_TIMED_OUT
@@ -136,6 +138,11 @@ mod tests {
         assert_eq!(error("put", -25).kind(), ErrorKind::PeerLost);
         assert_eq!(error("put", -25).scope(), Scope::Endpoint);
         assert_eq!(error("put", -45).kind(), ErrorKind::PeerLost);
+        assert_eq!(
+            error("put", -16).kind(),
+            ErrorKind::PeerUnreachable,
+            "nobody here cancelled it"
+        );
         assert_eq!(error("map", -4).retry(), Retry::Later);
         assert_eq!(error("open", -22).kind(), ErrorKind::Unsupported);
         assert!(check("put", 0).is_ok() && check("put", 1).is_ok());
