@@ -180,7 +180,9 @@ impl Shared {
         self.check_process("find the peer")?;
         let state = self.lock();
         let links = || state.peers.values().filter_map(|entry| entry.link.as_ref());
-        if let Some(link) = links().find(|link| link.remote.incarnation == reference.incarnation) {
+        // Of several the newest: who connected again had a reason to.
+        let ours = links().filter(|link| link.remote.incarnation == reference.incarnation);
+        if let Some(link) = ours.max_by_key(|link| link.key) {
             return Ok(Arc::clone(link));
         }
         let namesake = links().find(|link| link.address == reference.address || link.remote.name == reference.engine);

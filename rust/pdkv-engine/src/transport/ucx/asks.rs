@@ -15,7 +15,7 @@ use pdkv_ucx::{Delivery, Inbox, Incoming, MemoryHandle, Piece, PieceMemory, Tall
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
 use super::door::{MESSAGES, Made};
-use super::lane::{DRAIN, Rest, Role, stuck};
+use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use super::message::{MESSAGE_BYTES, delivery, header, id_of};
 use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
 use crate::transport::work::Program;
@@ -258,7 +258,8 @@ impl Asks {
             let reads = job.work.direction == Direction::Read;
             let whole = asked.stage == Stage::Taken || (asked.stage == Stage::Moving && reads);
             if let Some(error) = asked.tally.failure() {
-                job.work.fail(error);
+                job.work.fail(error.clone());
+                lives(error)?;
             } else if whole && !job.work.failed() {
                 job.work.add_bytes(asked.bytes);
                 done.push((id, false));

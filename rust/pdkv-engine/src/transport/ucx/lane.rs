@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pdkv_core::capability::Capability;
 use pdkv_core::id::PeerKey;
 use pdkv_core::lane::Manner;
-use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_core::{Error, ErrorKind, Result, Scope};
 
 use super::asks::Asks;
 use super::codec::Frame;
@@ -172,6 +172,19 @@ pub(super) fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
     for work in rest.works.into_iter().chain(unbegun) {
         work.fail(error.clone());
         work.leave();
+    }
+}
+
+/// Whether a lane lives on after an operation of it failed: UCX remembers what a connection can't carry, so one that
+/// failed to carry something is not tried again.
+///
+/// # Errors
+/// The error, if it is one of the connection.
+pub(super) fn lives(error: Error) -> Result<()> {
+    if error.scope() == Scope::Endpoint {
+        Err(error)
+    } else {
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use pdkv_ucx::{Delivery, Inbox, Incoming, MESSAGE_MAX_PIECES, MemoryHandle, Piec
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
 use super::door::{HELLO, MESSAGES, Made};
-use super::lane::{DRAIN, Rest, Role, stuck};
+use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use super::message::{delivery, header, id_of};
 use crate::transport::request::{Request, Target, Verb};
 use crate::transport::serving::{Permit, Place, raw_spans};
@@ -264,7 +264,8 @@ impl Owner {
                     permit.fail(&error);
                 }
                 drop(served);
-                refuse(desk, id, &error).map(|()| true)
+                refuse(desk, id, &error)?;
+                lives(error).map(|()| true)
             }
         }
     }

@@ -16,7 +16,7 @@ use pdkv_ucx::{Direction as Way, Endpoint, MemoryHandle, RemoteKey, Span, Tally}
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
 use super::door::Made;
-use super::lane::{DRAIN, Rest, Role, stuck};
+use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use crate::remote::RemoteRegion;
 use crate::transport::work::Program;
 use crate::transport::{Direction, Work};
@@ -107,7 +107,7 @@ impl Role for Puts {
             let job = &mut self.jobs[at];
             busy |= job.step(desk, made, &self.keys)?;
             if job.stage == Stage::Draining && job.tally.outstanding() == 0 {
-                self.jobs.swap_remove(at).finish();
+                self.jobs.swap_remove(at).finish()?;
                 busy = true;
             } else {
                 at += 1;
@@ -252,14 +252,17 @@ impl Job {
         }
     }
 
-    fn finish(self) {
-        if let Some(error) = self.tally.failure() {
-            self.work.fail(error);
+    /// Ends the work; what failed because of the connection ends the lane too.
+    fn finish(self) -> Result<()> {
+        let failure = self.tally.failure();
+        if let Some(error) = &failure {
+            self.work.fail(error.clone());
         } else {
             self.work.add_bytes(self.bytes);
             self.work.add_runs(self.runs);
         }
         self.work.leave();
+        failure.map_or(Ok(()), lives)
     }
 }
 
