@@ -22,7 +22,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ucx-put": lanes.lane("posix,cma", "put"),
     "ucx-tcp": lanes.lane("tcp", "am"),
     "ucx-tcp-put": lanes.lane("tcp", "put"),
-    "ucx-sysv": lanes.lane("sysv", "am"),
     "ucx-system": lanes.lane("posix,cma", "am", "system"),
     "ucx-system-put": lanes.lane("posix,cma", "put", "system"),
 }

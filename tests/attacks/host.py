@@ -380,15 +380,15 @@ class Host:
         threading.Thread(target=watch, daemon=True).start()
 
     def limit_descriptors(self, spare: int) -> None:
-        """Leaves this process only so many more descriptors."""
-        self.free_descriptors()
-        last = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+        """Leaves this process only so many more descriptors; called again, without letting go of any in between."""
+        top, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if not self.fillers:
+            top = max(int(name) for name in os.listdir("/proc/self/fd")) + 1  # noqa: PTH208
+            resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
         with suppress(OSError):
             while True:
                 self.fillers.append(os.dup(0))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + spare, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (top + spare, hard))
 
     def free_descriptors(self) -> None:
         """Lifts the limit again."""

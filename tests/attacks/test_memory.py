@@ -41,6 +41,9 @@ def test_adopted_memory(start):
 def test_freed_while_a_peer_reads(start, transport):
     consumer = start("consumer", transport, **LARGE)
     everything = list(range(64))
+    # UCX doesn't say why a read failed, and on a lane it may fail before the owner's word comes.
+    lost = (pdkv.PeerLostError,) if transport.startswith("ucx") else ()
+    typed = (pdkv.StaleReferenceError, pdkv.RegionError, *lost)
     for _ in range(3):
         producer = start("producer", transport, seed=1, **LARGE)
         consumer.do("connect", producer.address)
@@ -51,7 +54,7 @@ def test_freed_while_a_peer_reads(start, transport):
         if outcome["state"] == "done":
             assert consumer.do("wrong", 1, [(block, block) for block in everything]) == []
         else:
-            assert isinstance(outcome["error"], (pdkv.StaleReferenceError, pdkv.RegionError)), outcome
+            assert isinstance(outcome["error"], typed), outcome
             assert outcome["destination"] in ("untouched", "invalid")
         assert producer.do("stats")["live_exports"] == 0
         assert producer.do("peer_names") == ["consumer"]

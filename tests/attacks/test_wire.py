@@ -167,7 +167,8 @@ def test_no_descriptor_left(start, transport, side):
         typed = (pdkv.CapacityError, pdkv.PeerError, pdkv.TransferTimeoutError)
         outcome = consumer.do("try_pull", reference, BLOCKS, timeout_s=1.5)
         if outcome["state"] != "done":
-            assert isinstance(outcome["error"], typed), outcome
+            # Where a lane is the only way and none can be made, there is no way, and the error names the cause.
+            assert isinstance(outcome["error"], (*typed, pdkv.UnsupportedError)), outcome
             assert outcome["quiesced"]
         with suppress(*typed):
             consumer.do("reconnect", producer.address, 1, 1.0)

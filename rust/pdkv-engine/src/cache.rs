@@ -316,6 +316,7 @@ impl KvCache {
         for memory in &cache.memory {
             self.shared.ucx.forget(memory);
         }
+        self.shared.lanes.wake_all();
         self.shared.withdraw(Withdraw {
             regions: cache.regions.clone(),
             caches: vec![cache.id],

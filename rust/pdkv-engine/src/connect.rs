@@ -15,6 +15,7 @@ use pdkv_core::session::{Connecting, Established};
 use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Process;
+use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::config::{TransportKind, resolve};
@@ -94,17 +95,24 @@ fn dial(address: &str, deadline: Instant) -> Result<TcpStream> {
     let left = deadline
         .saturating_duration_since(Instant::now())
         .max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&target, left).map_err(|error| {
-        Error::new(
-            ErrorKind::PeerUnreachable,
-            "connect",
-            format!("nobody answers at `{address}`"),
-        )
-        .with_hint("is the engine running, and does it listen there? `engine.address` tells")
-        .with_source(error)
-    })?;
+    let stream = TcpStream::connect_timeout(&target, left).map_err(|error| no_stream(address, error))?;
     stream.set_nodelay(true).map_err(broken)?;
     Ok(stream)
+}
+
+/// Why a connection was not made: for want of a descriptor here, or because of the other end.
+fn no_stream(address: &str, error: std::io::Error) -> Error {
+    let poor = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    if error.raw_os_error().is_some_and(|code| poor.contains(&code)) {
+        let text = format!("no descriptor is left to connect to `{address}`");
+        return Error::new(ErrorKind::Capacity, "connect", text)
+            .with_hint("raise the limit of open files (`ulimit -n`)")
+            .with_source(error);
+    }
+    let text = format!("nobody answers at `{address}`");
+    Error::new(ErrorKind::PeerUnreachable, "connect", text)
+        .with_hint("is the engine running, and does it listen there? `engine.address` tells")
+        .with_source(error)
 }
 
 fn shake_hands(shared: &Shared, mut stream: &TcpStream, deadline: Instant) -> Result<(Established, FrameDecoder)> {
@@ -402,4 +410,16 @@ pub(crate) fn fresh_incarnation() -> Result<Incarnation> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(no_random)?;
     Ok(Incarnation::new(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_not_the_peers_silence() {
+        let error = |errno: Errno| no_stream("127.0.0.1:1", errno.into()).kind();
+        assert_eq!(error(Errno::MFILE), ErrorKind::Capacity);
+        assert_eq!(error(Errno::CONNREFUSED), ErrorKind::PeerUnreachable);
+    }
 }

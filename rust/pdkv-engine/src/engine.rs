@@ -432,6 +432,7 @@ impl Region {
             ));
         }
         self.shared.ucx.forget(&self.local.memory);
+        self.shared.lanes.wake_all();
         self.shared.withdraw(Withdraw {
             regions: vec![self.local.id],
             caches: Vec::new(),

@@ -23,3 +23,30 @@ pub(crate) fn check(operation: &'static str) -> Result<()> {
     let message = format!("`{}` descriptors are left, UCX may need `{DESCRIPTORS}`", opened.len());
     Err(Error::new(ErrorKind::Capacity, operation, message).with_hint("raise the limit of open files (`ulimit -n`)"))
 }
+
+/// Descriptors that a worker keeps so that its end has some, however few the process has left by then.
+pub(crate) struct Reserve {
+    _files: [File; RESERVED],
+}
+
+/// What taking a worker apart opens: a socket that asks for the state of its adapter, with one to spare.
+const RESERVED: usize = 2;
+
+impl Reserve {
+    /// # Errors
+    /// `Capacity` when there are not so many left.
+    pub(crate) fn take(operation: &'static str) -> Result<Self> {
+        let open = || {
+            File::open("/dev/null").map_err(|error| {
+                Error::new(
+                    ErrorKind::Capacity,
+                    operation,
+                    format!("`/dev/null` can't be opened: {error}"),
+                )
+            })
+        };
+        Ok(Self {
+            _files: [open()?, open()?],
+        })
+    }
+}

@@ -46,6 +46,7 @@ pub(crate) struct WorkerCore {
     keys: RefCell<Vec<Weak<KeyCore>>>,
     tallies: RefCell<Vec<Rc<TallyCore>>>,
     inboxes: RefCell<Vec<Rc<InboxCore>>>,
+    reserve: RefCell<Option<room::Reserve>>,
     context: Context,
 }
 
@@ -57,6 +58,7 @@ impl Worker {
     pub fn create(context: &Context) -> Result<Self> {
         fork::check("create a worker")?;
         room::check("create a worker")?;
+        let reserve = room::Reserve::take("create a worker")?;
         let ucp = context.library().ucp();
         let mut params = ucp_worker_params_t::zeroed();
         params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS;
@@ -78,6 +80,7 @@ impl Worker {
                 keys: RefCell::default(),
                 tallies: RefCell::default(),
                 inboxes: RefCell::default(),
+                reserve: RefCell::new(Some(reserve)),
                 context: context.clone(),
             }),
         };
@@ -308,6 +311,8 @@ impl WorkerCore {
             self.handle.set(std::ptr::null_mut());
             return;
         }
+        // Some of UCX's transports open a socket while they are taken apart.
+        self.reserve.take();
         // Closed, and kept: while UCX is driven or taken apart it may still call into them.
         for inbox in &*self.inboxes.borrow() {
             inbox.close();

@@ -150,6 +150,13 @@ impl Lanes {
         }
     }
 
+    /// Memory was deregistered: owners look whether it was theirs to lend.
+    pub(crate) fn wake_all(&self) {
+        for (_, control) in self.list.lock().expect("no holder panics").iter() {
+            control.wake.notify();
+        }
+    }
+
     /// Ends every lane, the peers' connections untouched.
     pub(crate) fn end_all(&self) {
         for (_, control) in self.list.lock().expect("no holder panics").iter() {

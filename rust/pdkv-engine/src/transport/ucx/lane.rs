@@ -59,6 +59,7 @@ pub(super) trait Role {
 pub(super) struct Rest {
     pub(super) works: Vec<Arc<Work>>,
     pub(super) permits: Vec<crate::transport::serving::Permit>,
+    pub(super) lent: Vec<Arc<pdkv_ucx::MemoryHandle>>,
 }
 
 /// Makes and runs a lane towards a peer; `dial` opens its side channel.
@@ -169,6 +170,7 @@ pub(super) fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
     drop(made.context);
     desk.control.set_gone();
     drop(rest.permits);
+    drop(rest.lent);
     for work in rest.works.into_iter().chain(unbegun) {
         work.fail(error.clone());
         work.leave();

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pdkv_core::id::{PeerKey, RegionId};
-use pdkv_core::lane::Manner;
+use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 use pdkv_ucx::{Delivery, Inbox, Incoming, MESSAGE_MAX_PIECES, MemoryHandle, Piece, PieceMemory, Tally};
@@ -32,6 +32,9 @@ pub(super) struct Owner {
     greets: bool,
     /// Counts that answer.
     greeting: Option<Tally>,
+    /// What the peer has keys of and UCX itself reads and writes, with nothing that refuses it. Kept until the
+    /// worker is gone.
+    lent: Vec<(RegionId, Arc<MemoryHandle>)>,
 }
 
 struct Served {
@@ -56,6 +59,7 @@ impl Owner {
             served: BTreeMap::new(),
             greets: manner == Manner::ActiveMessages,
             greeting: None,
+            lent: Vec::new(),
         }
     }
 }
@@ -64,7 +68,7 @@ impl Role for Owner {
     fn hear(&mut self, desk: &mut Desk, made: &Made, frame: Frame) -> Result<()> {
         match (made.manner, frame) {
             (Manner::OneSided, Frame::WantKey { region }) => {
-                let answer = match key_of(desk, made, region) {
+                let answer = match self.key_of(desk, made, region) {
                     Ok(frame) => frame,
                     Err(error) => Frame::NoKey {
                         region,
@@ -91,6 +95,7 @@ impl Role for Owner {
     }
 
     fn step(&mut self, desk: &mut Desk, made: &Made) -> Result<bool> {
+        self.check_lent(desk)?;
         let mut busy = false;
         while let Some(message) = made.inbox.as_ref().and_then(Inbox::pop) {
             self.receive(desk, message);
@@ -120,6 +125,7 @@ impl Role for Owner {
         }
         Rest {
             permits,
+            lent: self.lent.into_iter().map(|(_, handle)| handle).collect(),
             ..Rest::default()
         }
     }
@@ -204,6 +210,37 @@ impl Owner {
         }
     }
 
+    /// What the peer needs to reach a region of ours.
+    fn key_of(&mut self, desk: &Desk, made: &Made, id: RegionId) -> Result<Frame> {
+        let region = desk.shared.registry.region(id)?;
+        let handle = handle(desk, made, &region.memory)?;
+        let key = handle.pack()?;
+        if made.carrier == Carrier::Emulated && self.lent.iter().all(|(lent, _)| *lent != id) {
+            self.lent.push((id, handle));
+        }
+        Ok(Frame::Key {
+            region: id,
+            base: region.memory.address(),
+            len: region.memory.len(),
+            key,
+        })
+    }
+
+    /// An adapter and the kernel refuse memory that is gone; UCX would read it. So the lane goes before the memory does.
+    fn check_lent(&self, desk: &Desk) -> Result<()> {
+        match self
+            .lent
+            .iter()
+            .find(|(_, handle)| !desk.shared.registry.lends(handle.region()))
+        {
+            None => Ok(()),
+            Some((id, _)) => {
+                let text = format!("region `{id}` was deregistered, and this lane's peer could still reach it");
+                Err(Error::new(ErrorKind::Region, "lane", text))
+            }
+        }
+    }
+
     /// Answers the initiator's first message, once, as soon as the connection stands from this side too.
     fn greet(&mut self, made: &Made) -> Result<()> {
         if self.greets
@@ -285,18 +322,6 @@ fn refuse(desk: &mut Desk, id: u64, error: &Error) -> Result<()> {
         code: error.kind() as u16,
         bytes: 0,
         text: error.message().to_owned(),
-    })
-}
-
-/// What the peer needs to reach a region of ours.
-fn key_of(desk: &Desk, made: &Made, id: RegionId) -> Result<Frame> {
-    let region = desk.shared.registry.region(id)?;
-    let handle = handle(desk, made, &region.memory)?;
-    Ok(Frame::Key {
-        region: id,
-        base: region.memory.address(),
-        len: region.memory.len(),
-        key: handle.pack()?,
     })
 }
 
