@@ -14,7 +14,9 @@ CODE = (".rs", ".py", ".pyi", ".cu", ".cuh", ".h", ".c")
 SOFT, HARD = 500, 800
 
 # Files past the soft limit, each with the reason why it is one concept. Keep this short.
-LONG_FOR_A_REASON: dict[str, str] = {}
+LONG_FOR_A_REASON: dict[str, str] = {
+    "python/pdkv/_core.pyi": "one native module has one stub",
+}
 
 
 def test_no_file_is_too_long():

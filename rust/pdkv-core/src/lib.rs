@@ -18,6 +18,7 @@ pub mod id;
 pub mod lane;
 pub mod layout;
 pub mod lease;
+pub mod lookup;
 mod marks;
 pub mod node;
 pub mod plan;

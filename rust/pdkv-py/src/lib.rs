@@ -15,6 +15,7 @@ mod enter;
 mod errors;
 mod export;
 mod layout;
+mod lookup;
 mod memory;
 mod number;
 mod path;
@@ -59,6 +60,8 @@ mod _core {
     use crate::export::PyExport;
     #[pymodule_export]
     use crate::layout::{PyKvLayout, resolve_layout};
+    #[pymodule_export]
+    use crate::lookup::PyLookupIndex;
     #[pymodule_export]
     use crate::path::PyPath;
     #[pymodule_export]

@@ -45,6 +45,7 @@ arguments! {
         allocation "nbytes" u64,
         consumers "consumers" u32,
         seed "seed" u64,
+        entry "entry" u64,
         engines "engines" usize,
         exports "exports" usize,
         blocks "blocks" u32,

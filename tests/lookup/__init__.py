@@ -1,0 +1,1 @@
+"""The lookup buffer: index, order, both ends, real processes."""
