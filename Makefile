@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 DEPENDENCIES := $(VENV)/.dependencies
+TORCH_VENV ?= .venv-torch
 UCX_WHEELS := $(VENV)/.ucx-wheels
 # The copies of UCX in the environment that tests try beside the system's, as PDKV_TEST_UCX=PATH:PATH.
 LIST_UCX = compgen -G '$(VENV)/lib/python3.*/site-packages/*/lib/libucp.so.0' || true; \
@@ -29,9 +30,10 @@ FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
-CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small test-python
+CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \
+	test-torch test-python
 
-.PHONY: help venv ucx build demo demo-small test test-rust test-python test-fast check fmt fmt-check tidy clippy doc \
+.PHONY: help venv ucx torch build demo demo-small test test-rust test-torch test-python test-fast check fmt fmt-check tidy clippy doc \
 	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
@@ -43,6 +45,9 @@ venv: build ## Create .venv with the development tools and the package in it
 ucx: $(UCX_WHEELS) ## Install UCX to test with: the system's (by apt, as root) and wheels into .venv
 	@scripts/install-ucx.sh
 
+torch: $(DEPENDENCIES) ## Make .venv-torch, with torch and vLLM 0.8.5's classes to test with (1.4 GB)
+	@scripts/test-env.sh $(TORCH_VENV) tests/with_torch/requirements.txt $(VENV)
+
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv
 	@compgen -G 'python/pdkv/_core*.so' >/dev/null || echo 'compiling pdkv, which takes a few minutes the first time'
 	@PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release $(CARGO_FLAGS) --quiet
@@ -50,7 +55,7 @@ build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .v
 demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
 	@$(BIN)/pdkv bench $(BENCH_ARGS)
 
-test: test-rust build test-python ## Build and run all tests, Rust and Python
+test: test-rust build test-torch test-python ## Build and run all tests, Rust and Python
 
 test-fast: build $(UCX_WHEELS) ## Run the tests that take a minute once compiled: few property cases, no slow marks
 	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
@@ -90,7 +95,7 @@ wheel: $(DEPENDENCIES) ## Build the release wheel into dist/
 	@$(BIN)/maturin build --release $(CARGO_FLAGS) --out dist
 
 clean: ## Remove everything that can be built again
-	rm -rf target .venv dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf target .venv .venv-torch dist .mypy_cache .ruff_cache .pytest_cache
 	find python tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f python/pdkv/_core*.so
 
@@ -134,6 +139,10 @@ example: $(DEPENDENCIES)
 
 demo-small: $(DEPENDENCIES)
 	@$(BIN)/pdkv bench $(SMALL_DEMO)
+
+# The same tools as the rest, and torch: the environment lies on top of $(VENV).
+test-torch: torch
+	@$(TORCH_VENV)/bin/python -m pytest tests/with_torch $(PYTEST_ARGS)
 
 test-python: $(DEPENDENCIES) $(UCX_WHEELS)
 	@$(WITH_UCX) $(BIN)/pytest $(PYTEST_ARGS)

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes a virtual environment for tests that need a framework, on top of the one that has the tools.
+#
+#     scripts/test-env.sh VENV REQUIREMENTS BASE
+#
+# VENV gets exactly the pinned lines of REQUIREMENTS, from PyPI, without what they depend on: torch would bring 3 GB of
+# CUDA libraries, which stand-ins replace. What VENV hasn't, such as pytest, numpy and the pdkv of this tree, comes from
+# the environment BASE. A complete VENV of the same REQUIREMENTS is left as it is.
+set -euo pipefail
+venv=$1 requirements=$2 base=$3
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+stamp=$venv/.requirements
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+site_packages() {
+    "$1/bin/python" -Ic 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
+}
+
+# First on the path is what VENV has itself. `.pth` files of the base, such as pdkv's, are honoured.
+put_on_top_of_base() {
+    echo "import site; site.addsitedir('$(site_packages "$base")')" >"$(site_packages "$venv")/on-top-of.pth"
+}
+
+if cmp -s "$requirements" "$stamp"; then
+    put_on_top_of_base
+    exit 0
+fi
+
+echo "creating $venv with torch, which fetches and unpacks some hundred MB"
+start=$SECONDS
+rm -rf "$venv"
+"$base/bin/python" -m venv --without-pip "$venv"
+"$base/bin/pip" --python "$venv/bin/python" install --quiet --no-deps --no-compile \
+    --only-binary :all: --requirement "$requirements"
+if [ -d "$(site_packages "$venv")/torch/lib" ]; then
+    "$venv/bin/python" "$here/cuda_standins.py" "$(site_packages "$venv")"
+fi
+put_on_top_of_base
+cp "$requirements" "$stamp"
+echo "$venv: $((SECONDS - start)) s, $(du -sm "$venv" | cut -f1) MB"
