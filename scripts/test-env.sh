@@ -16,9 +16,13 @@ site_packages() {
     "$1/bin/python" -Ic 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
 }
 
-# First on the path is what VENV has itself. `.pth` files of the base, such as pdkv's, are honoured.
+# First on the path is what VENV has itself. `.pth` files of the base, such as pdkv's, are honoured. Written anew each
+# time, as a file of its own: VENV may be a copy, by hard links even, of that of another checkout.
 put_on_top_of_base() {
-    echo "import site; site.addsitedir('$(site_packages "$base")')" >"$(site_packages "$venv")/on-top-of.pth"
+    local file
+    file=$(site_packages "$venv")/on-top-of.pth
+    rm -f "$file"
+    echo "import site; site.addsitedir('$(site_packages "$base")')" >"$file"
 }
 
 if cmp -s "$requirements" "$stamp"; then
