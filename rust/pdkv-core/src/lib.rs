@@ -21,6 +21,7 @@ pub mod lease;
 pub mod lookup;
 mod marks;
 pub mod node;
+pub mod pipe;
 pub mod plan;
 pub mod reference;
 pub mod session;

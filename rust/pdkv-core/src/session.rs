@@ -26,8 +26,10 @@ pub mod features {
     pub const LEASES: u64 = 1 << 1;
     /// A data stream may say what it is for, a lane of `ucx` among them.
     pub const UCX: u64 = 1 << 2;
+    /// A data stream may be a pipe.
+    pub const PIPE: u64 = 1 << 3;
     /// What this release has.
-    pub const OURS: u64 = STATUS | LEASES | UCX;
+    pub const OURS: u64 = STATUS | LEASES | UCX | PIPE;
     /// What this release can't do without.
     pub const REQUIRED: u64 = STATUS | LEASES;
 }

@@ -172,12 +172,17 @@ fn messages() -> Vec<(&'static str, Message)> {
         purpose: StreamPurpose::UcxLane,
         ..stream
     };
+    let pipe = StreamHello {
+        purpose: StreamPurpose::Pipe,
+        ..stream
+    };
     vec![
         ("hello", Message::Hello(Box::new(hello()))),
         ("hello_ack", Message::HelloAck(Box::new(ack))),
         ("handshake_refusal", Message::HandshakeRefusal(refusal)),
         ("stream_hello", Message::StreamHello(stream)),
         ("stream_hello_lane", Message::StreamHello(lane)),
+        ("stream_hello_pipe", Message::StreamHello(pipe)),
         (
             "advertise",
             Message::Advertise(Advertise {

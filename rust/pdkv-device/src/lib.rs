@@ -26,7 +26,7 @@ mod registry;
 mod stream;
 
 pub use cma::{CMA_MAX_SPANS, CmaBatch};
-pub use copy::{CopyPath, CopyPipe, copy, copy_fence, copy_path, copy_with};
+pub use copy::{CopyPath, CopyPipe, copy, copy_fence, copy_path, copy_with, gather, gather_into};
 pub use event::EventFd;
 pub use fds::{recv_fds, send_fds};
 pub use host::{HostFacts, host_facts};

@@ -11,7 +11,9 @@ use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, Stre
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
-use crate::connect::{STREAM_READY, fresh_token, hello_of};
+use crate::connect::{fresh_token, hello_of};
+use crate::dial::STREAM_READY;
+use crate::pipe;
 use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
 use crate::suspect::{self, Writer};
@@ -93,13 +95,12 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
         return refuse("the stream sent more than its hello before it was answered");
     }
     let stream = std::net::TcpStream::from(stream);
-    if hello.purpose == StreamPurpose::UcxLane {
-        (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
-        return ucx::serve(shared, peer, stream);
-    }
-    let socket = Socket::new(OwnedFd::from(stream.try_clone().map_err(broken)?))?;
     (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
-    serve_stream(shared, peer, socket)
+    match hello.purpose {
+        StreamPurpose::Data => serve_stream(shared, peer, Socket::new(OwnedFd::from(stream))?),
+        StreamPurpose::UcxLane => ucx::serve(shared, peer, stream),
+        StreamPurpose::Pipe => pipe::arrive(shared, peer, stream),
+    }
 }
 
 fn broken(error: std::io::Error) -> Error {

@@ -21,7 +21,7 @@ pub(crate) struct Later {
     moves: Vec<(PendingMove, Arc<TransferCore>, Grant)>,
     lost: Vec<(PeerKey, Error)>,
     adverts: Vec<(Arc<PeerLink>, Advertise)>,
-    streams_of: Vec<PeerKey>,
+    closed: Vec<(PeerKey, Error)>,
     /// Mappings of peers' memory that nobody looks up any more: unmapping much takes long.
     unmapped: Vec<Arc<RemoteRegion>>,
 }
@@ -34,11 +34,15 @@ impl Shared {
         }
         // The progress thread must not oversleep a deadline that has just come up.
         if let Some(deadline) = self.next_deadline(state) {
-            let nanos = nanos(deadline);
-            if nanos < self.armed.load(Ordering::Acquire) {
-                self.armed.store(nanos, Ordering::Release);
-                let _ = self.waker.wake();
-            }
+            self.wake_by(nanos(deadline));
+        }
+    }
+
+    /// Has the progress thread wake by then. The caller holds the lock of the state.
+    pub(crate) fn wake_by(&self, nanos: u64) {
+        if nanos < self.armed.load(Ordering::Acquire) {
+            self.armed.store(nanos, Ordering::Release);
+            let _ = self.waker.wake();
         }
     }
 
@@ -109,9 +113,10 @@ impl Shared {
         for (link, advertise) in later.adverts {
             link.learn(self, &advertise);
         }
-        for peer in later.streams_of {
+        for (peer, error) in later.closed {
             self.streams.shut_down(peer);
             self.lanes.end(peer);
+            self.pipes.end(peer, &error);
         }
         if !later.unmapped.is_empty() {
             // Without a thread for it, it is dropped with the refused task, here.
@@ -137,7 +142,7 @@ impl Shared {
         } else {
             state.suspects.add(peer, entry.writers);
         }
-        later.streams_of.push(peer);
+        later.closed.push((peer, error.clone()));
     }
 }
 

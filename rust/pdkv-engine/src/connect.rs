@@ -4,7 +4,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,13 +11,13 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::{Incarnation, SessionToken};
 use pdkv_core::node::Role;
 use pdkv_core::session::{Connecting, Established};
-use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, StreamPurpose};
+use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Process;
-use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::config::{TransportKind, resolve};
+use crate::config::TransportKind;
+use crate::dial::{TcpDial, dial, pipe_dial, stream_dial};
 use crate::engine::inproc_engine;
 use crate::link::PeerLink;
 use crate::local::LocalDoor;
@@ -28,7 +27,7 @@ use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
-use crate::transport::ucx::{self, UcxLink};
+use crate::transport::ucx::UcxLink;
 use crate::transport::{Link, Way};
 
 /// What to look at when somebody hangs up on a hello, which shows as an end or as a reset.
@@ -88,31 +87,6 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
         link,
         shared: Arc::clone(shared),
     })
-}
-
-fn dial(address: &str, deadline: Instant) -> Result<TcpStream> {
-    let target = resolve(address, "connect")?;
-    let left = deadline
-        .saturating_duration_since(Instant::now())
-        .max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&target, left).map_err(|error| no_stream(address, error))?;
-    stream.set_nodelay(true).map_err(broken)?;
-    Ok(stream)
-}
-
-/// Why a connection was not made: for want of a descriptor here, or because of the other end.
-fn no_stream(address: &str, error: std::io::Error) -> Error {
-    let poor = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
-    if error.raw_os_error().is_some_and(|code| poor.contains(&code)) {
-        let text = format!("no descriptor is left to connect to `{address}`");
-        return Error::new(ErrorKind::Capacity, "connect", text)
-            .with_hint("raise the limit of open files (`ulimit -n`)")
-            .with_source(error);
-    }
-    let text = format!("nobody answers at `{address}`");
-    Error::new(ErrorKind::PeerUnreachable, "connect", text)
-        .with_hint("is the engine running, and does it listen there? `engine.address` tells")
-        .with_source(error)
 }
 
 fn shake_hands(shared: &Shared, mut stream: &TcpStream, deadline: Instant) -> Result<(Established, FrameDecoder)> {
@@ -205,11 +179,13 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
             TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
-            TransportKind::Ucx => UcxLink::prepare(shared, established, key, lane_dial(shared, address, established))
-                .map(|link| {
+            TransportKind::Ucx => {
+                let dial = stream_dial(shared, address, established, StreamPurpose::UcxLane);
+                UcxLink::prepare(shared, established, key, dial).map(|link| {
                     lanes = Some(Arc::clone(&link));
                     link as Arc<dyn Link>
-                }),
+                })
+            }
             _ => one_sided(shared, kind, inproc.is_some(), door.as_ref(), &process).map(|link| {
                 direct.push(Arc::clone(&link));
                 link as Arc<dyn Link>
@@ -223,6 +199,7 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
         remote: Remote::new(remote.name.clone(), remote.incarnation),
         ways,
         direct,
+        pipes: pipe_dial(shared, address, established),
         door,
         inproc,
         lost: AtomicBool::new(false),
@@ -310,72 +287,12 @@ fn tcp_link(
     let (family, dial): (_, Box<dyn Dial>) = if let Some(door) = door.filter(|_| no_ptrace) {
         ("unix-domain", Box::new(door.clone()))
     } else {
-        let hello = StreamHello {
-            token: established.token,
-            incarnation: shared.incarnation,
-            index: 0,
-            purpose: StreamPurpose::Data,
-        };
         (
             "tcp",
-            Box::new(TcpDial {
-                address: address.to_owned(),
-                hello,
-            }),
+            Box::new(TcpDial::new(shared, address, established, StreamPurpose::Data)),
         )
     };
     Arc::new(TcpLink::new(streams, family, dial, Arc::clone(&shared.movers)))
-}
-
-/// Opens the side channel of a lane.
-fn lane_dial(shared: &Shared, address: &str, established: &Established) -> ucx::Dial {
-    let dial = TcpDial {
-        address: address.to_owned(),
-        hello: StreamHello {
-            token: established.token,
-            incarnation: shared.incarnation,
-            index: 0,
-            purpose: StreamPurpose::UcxLane,
-        },
-    };
-    Arc::new(move || dial.stream())
-}
-
-struct TcpDial {
-    address: String,
-    hello: StreamHello,
-}
-
-/// What the owner answers to a stream's hello before it serves it.
-pub(crate) const STREAM_READY: u8 = 0xA5;
-/// Time to open one more data stream.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
-
-impl TcpDial {
-    /// A stream that the owner has taken on.
-    fn stream(&self) -> Result<TcpStream> {
-        let stream = dial(&self.address, Instant::now() + STREAM_TIMEOUT)?;
-        (&stream)
-            .write_all(&wire::encode(&Message::StreamHello(self.hello))?)
-            .map_err(broken)?;
-        stream.set_read_timeout(Some(STREAM_TIMEOUT)).map_err(broken)?;
-        let mut ready = [0];
-        (&stream).read_exact(&mut ready).map_err(broken)?;
-        if ready[0] != STREAM_READY {
-            return Err(Error::new(
-                ErrorKind::Handshake,
-                "data stream",
-                "the peer answered the stream's hello with garbage",
-            ));
-        }
-        Ok(stream)
-    }
-}
-
-impl Dial for TcpDial {
-    fn open(&self) -> Result<Socket> {
-        Socket::new(OwnedFd::from(self.stream()?))
-    }
 }
 
 impl Dial for LocalDoor {
@@ -384,7 +301,7 @@ impl Dial for LocalDoor {
     }
 }
 
-fn broken(error: std::io::Error) -> Error {
+pub(crate) fn broken(error: std::io::Error) -> Error {
     Error::new(ErrorKind::PeerUnreachable, "connect", "the connection broke")
         .with_hint(WHO_LISTENS)
         .with_source(error)
@@ -410,16 +327,4 @@ pub(crate) fn fresh_incarnation() -> Result<Incarnation> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(no_random)?;
     Ok(Incarnation::new(bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lack_of_descriptors_is_not_the_peers_silence() {
-        let error = |errno: Errno| no_stream("127.0.0.1:1", errno.into()).kind();
-        assert_eq!(error(Errno::MFILE), ErrorKind::Capacity);
-        assert_eq!(error(Errno::CONNREFUSED), ErrorKind::PeerUnreachable);
-    }
 }

@@ -25,6 +25,7 @@ use crate::config::EngineConfig;
 use crate::connect::{fresh_incarnation, no_random};
 use crate::mover::Movers;
 use crate::peer::Peer;
+use crate::pipe::PipeReceiver;
 use crate::reactor::{Reactor, WAKE};
 use crate::registry::{LocalCache, LocalRegion};
 use crate::shared::{Parts, Shared};
@@ -287,6 +288,20 @@ impl Engine {
             .collect()
     }
 
+    /// Accepts the oldest pipe of this name that a peer has opened, from this life of an engine if one is named. `None`
+    /// when none came within `wait`.
+    ///
+    /// # Errors
+    /// `Closed`, `Capacity` when the process has no descriptor left, `Unsupported` in a forked child.
+    pub fn accept_pipe(
+        &self,
+        channel: &[u8],
+        incarnation: Option<Incarnation>,
+        wait: Duration,
+    ) -> Result<Option<PipeReceiver>> {
+        self.shared().pipes.accept(self.shared(), channel, incarnation, wait)
+    }
+
     /// The notifications that came since the last call, oldest first, each with its sender's name.
     pub fn notifications(&self) -> Vec<(String, Vec<u8>)> {
         self.shared().inbox.take()
@@ -336,8 +351,11 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     for peer in peers {
         shared.hang_up(peer, &error);
     }
+    shared.pipes.close();
     shared.movers.close();
-    wait_until(patience, || shared.runs_none() && shared.lanes.none());
+    wait_until(patience, || {
+        shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs()
+    });
     shared.ucx.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.
     shared.registry.clear();

@@ -9,6 +9,7 @@ use pdkv_core::id::PeerKey;
 use pdkv_core::wire::{Advertise, RegionAdvert};
 use pdkv_core::{Error, ErrorKind, Result};
 
+use crate::dial::StreamDial;
 use crate::local::LocalDoor;
 use crate::remote::{Remote, RemoteRegion};
 use crate::shared::Shared;
@@ -23,6 +24,8 @@ pub(crate) struct PeerLink {
     pub(crate) ways: Vec<Way>,
     /// The one-sided links once more, for raw operations that run in the caller.
     pub(crate) direct: Vec<Arc<OneSided>>,
+    /// How to open a pipe to it; `None` when its release has none.
+    pub(crate) pipes: Option<StreamDial>,
     pub(crate) door: Option<LocalDoor>,
     /// The peer's engine, when it lives in this process.
     pub(crate) inproc: Option<Weak<Shared>>,

@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pdkv_core::id::{RegionId, SessionToken};
+use pdkv_core::id::{PeerKey, RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
@@ -152,14 +152,14 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
             if !shared.watch_writer(peer, || Writer::process(pid)) {
                 return Err(refuse("the peer's process can't be watched from here"));
             }
-            give_regions(shared, &stream)
+            give_regions(shared, peer, &stream)
         }
         1 => serve_stream(shared, peer, Socket::new(stream.into())?),
         _ => Err(refuse("the question is unknown")),
     }
 }
 
-fn give_regions(shared: &Shared, stream: &UnixStream) -> Result<()> {
+fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
     let mut count = [0; 4];
     receive(stream, &mut count)?;
     let count = u32::from_le_bytes(count) as usize;
@@ -170,7 +170,7 @@ fn give_regions(shared: &Shared, stream: &UnixStream) -> Result<()> {
     receive(stream, &mut ids)?;
     let regions: Vec<_> = ids
         .chunks_exact(8)
-        .filter_map(|id| shared.registry.region(RegionId(word(id, 0))).ok())
+        .filter_map(|id| shared.registry.region_for(peer, RegionId(word(id, 0))).ok())
         .collect();
     let parts: Vec<_> = regions
         .iter()

@@ -5,25 +5,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use pdkv_core::capability::{Require, Wish};
+use pdkv_core::capability::Require;
 use pdkv_core::id::{Incarnation, RegionId};
-use pdkv_core::plan::Plan;
 use pdkv_core::reference::Reference;
-use pdkv_core::span::Span;
 use pdkv_core::wire::{MAX_NOTIFY, Message, Notify};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
 
 use crate::config::TransportKind;
 use crate::link::PeerLink;
+use crate::post::{Order, Table, post};
 use crate::pull::INLINE_BYTES;
 use crate::raw::Raw;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::{Transfer, TransferCore, TransferStats};
 use crate::transport::onesided::OneSided;
-use crate::transport::work::Program;
-use crate::transport::{Direction, Need, Way, Work, pick};
+use crate::transport::{Direction, Way};
 
 /// A range of a region registered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,56 +187,14 @@ impl Peer {
             let core = TransferCore::finished(Raw::new_id(), Arc::clone(direct.path()), stats);
             return Ok(Transfer::new(Arc::new(core), &self.shared));
         }
-        let wish = Wish {
-            require: options.require,
-            require_direct: false,
-        };
-        let need = Need {
-            wish,
-            bytes,
-            runs: local.len() as u64,
-        };
-        let (link, path) = pick(&self.link.ways, &there.regions, need)?;
-        let plan = match direction {
-            Direction::Read => Plan::spans(
-                &there.spans,
-                &there.sizes(RemoteRegion::len),
-                &here.spans,
-                &here.sizes(HostRegion::len),
-            ),
-            Direction::Write => Plan::spans(
-                &here.spans,
-                &here.sizes(HostRegion::len),
-                &there.spans,
-                &there.sizes(RemoteRegion::len),
-            ),
-        }?;
-        let core = Arc::new(TransferCore::new(path));
-        core.edit_stats(|stats| stats.plan_us = posted.elapsed().as_secs_f64() * 1e6);
-        let small = plan.total_bytes() <= INLINE_BYTES;
-        let deadline = self.shared.clock.now().saturating_add(options.timeout);
-        let notice = notify.map(<[u8]>::to_vec);
-        self.shared.drive(|state, _| {
-            // Peers are lost under this lock: what begins afterwards would never be told to stop.
-            self.link.check_alive()?;
-            state.raw.begin(&core, self.link.key, deadline, notice);
-            Ok::<_, Error>(())
-        })?;
-        let work = Arc::new(Work::new(
-            Arc::clone(&core),
-            Arc::clone(&self.shared),
+        let order = Order {
             direction,
-            Program::Joint(plan),
-            here.regions,
-            there.regions,
-        ));
-        if small && link.ready_inline(&work) {
-            link.run_inline(&work);
-        } else {
-            link.start(work);
-        }
-        core.edit_stats(|stats| stats.post_us = posted.elapsed().as_secs_f64() * 1e6);
-        Ok(Transfer::new(core, &self.shared))
+            require: options.require,
+            timeout: options.timeout,
+            notify,
+            posted,
+        };
+        post(&self.shared, &self.link, &order, here, there)
     }
 
     /// The best one-sided link that reaches the regions now, without weighing or waiting: for
@@ -354,51 +309,6 @@ fn check_notify(bytes: Option<&[u8]>) -> Result<()> {
         .with_hint("notifications name things; move data with read() and write()")
         .with_retry(pdkv_core::Retry::Never)),
         _ => Ok(()),
-    }
-}
-
-/// Spans with their regions numbered in order of appearance.
-struct Table<R> {
-    regions: Vec<Arc<R>>,
-    spans: Vec<Span>,
-}
-
-impl<R> Table<R> {
-    fn build<S: Copy>(
-        spans: &[S],
-        parts: impl Fn(S) -> (RegionId, u64, u64),
-        find: impl Fn(RegionId) -> Result<Arc<R>>,
-    ) -> Result<Self> {
-        let mut table = Self {
-            regions: Vec::new(),
-            spans: Vec::with_capacity(spans.len()),
-        };
-        let mut ids: Vec<RegionId> = Vec::new();
-        let mut last = (None, 0);
-        for &span in spans {
-            let (id, offset, len) = parts(span);
-            if last.0 != Some(id) {
-                let index = ids.iter().position(|&known| known == id).map_or_else(
-                    || {
-                        table.regions.push(find(id)?);
-                        ids.push(id);
-                        Ok::<_, Error>(ids.len() - 1)
-                    },
-                    Ok,
-                )?;
-                last = (Some(id), index as u32);
-            }
-            table.spans.push(Span {
-                region: last.1,
-                offset,
-                len,
-            });
-        }
-        Ok(table)
-    }
-
-    fn sizes(&self, len: impl Fn(&R) -> u64) -> Vec<u64> {
-        self.regions.iter().map(|region| len(region)).collect()
     }
 }
 

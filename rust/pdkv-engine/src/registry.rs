@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-use pdkv_core::id::{CacheId, RegionId};
+use pdkv_core::id::{CacheId, PeerKey, RegionId};
 use pdkv_core::layout::KvLayout;
 use pdkv_core::shard::Shard;
 use pdkv_core::wire::{CacheAdvert, RegionAdvert, SharedExtent};
@@ -17,6 +17,8 @@ pub(crate) struct LocalRegion {
     pub(crate) name: String,
     pub(crate) memory: Arc<HostRegion>,
     pub(crate) raw_access: bool,
+    /// The only peer that knows of it, when it isn't for all.
+    only: Option<PeerKey>,
 }
 
 /// One registered KV cache.
@@ -48,11 +50,27 @@ impl Registry {
     }
 
     pub(crate) fn add_region(&self, name: String, memory: Arc<HostRegion>, raw_access: bool) -> Arc<LocalRegion> {
+        self.enter(name, memory, raw_access, None)
+    }
+
+    /// A region for raw access by one peer.
+    pub(crate) fn add_private(&self, peer: PeerKey, name: String, memory: Arc<HostRegion>) -> Arc<LocalRegion> {
+        self.enter(name, memory, true, Some(peer))
+    }
+
+    fn enter(
+        &self,
+        name: String,
+        memory: Arc<HostRegion>,
+        raw_access: bool,
+        only: Option<PeerKey>,
+    ) -> Arc<LocalRegion> {
         let region = Arc::new(LocalRegion {
             id: RegionId(self.id()),
             name,
             memory,
             raw_access,
+            only,
         });
         self.book
             .write()
@@ -125,9 +143,19 @@ impl Registry {
         regions.any(|lent| Arc::ptr_eq(lent, memory))
     }
 
-    /// The memory of a region that peers may read and write as they like.
-    pub(crate) fn raw_region(&self, id: RegionId) -> Result<Arc<HostRegion>> {
+    /// A region as this peer may know it.
+    pub(crate) fn region_for(&self, peer: PeerKey, id: RegionId) -> Result<Arc<LocalRegion>> {
         let region = self.region(id)?;
+        if region.only.is_some_and(|only| only != peer) {
+            // Nothing that it has been told of, so nothing that there is.
+            return Err(unknown("region", id.0));
+        }
+        Ok(region)
+    }
+
+    /// The memory of a region that this peer may read and write as it likes.
+    pub(crate) fn raw_region(&self, peer: PeerKey, id: RegionId) -> Result<Arc<HostRegion>> {
+        let region = self.region_for(peer, id)?;
         if !region.raw_access {
             return Err(Error::new(
                 ErrorKind::Region,
@@ -143,7 +171,11 @@ impl Registry {
     pub(crate) fn adverts(&self) -> (Vec<RegionAdvert>, Vec<CacheAdvert>) {
         let book = self.book.read().expect("no holder panics");
         (
-            book.regions.values().map(|r| r.advert()).collect(),
+            book.regions
+                .values()
+                .filter(|r| r.only.is_none())
+                .map(|r| r.advert())
+                .collect(),
             book.caches.values().map(|c| c.advert()).collect(),
         )
     }

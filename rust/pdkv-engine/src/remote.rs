@@ -247,6 +247,12 @@ impl Remote {
         self.find(id.0, |book| book.regions.get(&id).cloned())
     }
 
+    /// Whether the advert of a region can still be on its way.
+    pub(crate) fn awaits(&self, id: RegionId) -> bool {
+        let book = self.book();
+        book.newest < id.0 && !book.gone
+    }
+
     /// A cache, as [`region`](Self::region).
     pub(crate) fn cache(&self, id: CacheId) -> Option<Arc<RemoteCache>> {
         self.find(id.0, |book| book.caches.get(&id).cloned())

@@ -26,6 +26,7 @@ use crate::export::ExportWatch;
 use crate::inbox::Inbox;
 use crate::link::PeerLink;
 use crate::mover::Movers;
+use crate::pipe::Pipes;
 use crate::pull::PendingMove;
 use crate::raw::Raw;
 use crate::reader::Reader;
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     /// UCX, as far as this engine has loaded it.
     pub(crate) ucx: Runtime,
     pub(crate) lanes: Lanes,
+    pub(crate) pipes: Pipes,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
     /// The process that started it. A forked child has none of the threads, may have locks that nobody
@@ -162,6 +164,7 @@ impl Shared {
             streams: Streams::default(),
             ucx: Runtime::default(),
             lanes: Lanes::default(),
+            pipes: Pipes::default(),
             next_peer: AtomicU64::new(1),
             next_consumer: AtomicU64::new(1),
             process: std::process::id(),
@@ -284,7 +287,7 @@ impl Shared {
     pub(crate) fn next_deadline(&self, state: &State) -> Option<Duration> {
         let watching = state.suspects.next_look(self.clock.now());
         let timers = state.node.next_deadline().into_iter().chain(state.raw.next_deadline());
-        timers.chain(watching).min()
+        timers.chain(watching).chain(self.pipes.next_chore()).min()
     }
 
     /// The channel broke or fell silent: everything with this peer ends now.
@@ -353,6 +356,7 @@ impl Shared {
             state.raw.tick(now, &self.completions);
         });
         crate::suspect::look(self);
+        self.pipes.tick(self);
         let state = self.lock();
         let deadline = self.next_deadline(&state);
         self.armed.store(deadline.map_or(u64::MAX, nanos), Ordering::Release);
@@ -377,6 +381,41 @@ impl Shared {
         };
         self.carry_out(later);
         Ok(made)
+    }
+
+    /// Registers something for one peer and tells it alone, in the same order.
+    pub(crate) fn announce_to<T>(
+        self: &Arc<Self>,
+        peer: PeerKey,
+        operation: &'static str,
+        register: impl FnOnce(&Registry) -> (T, Advertise),
+    ) -> Result<T> {
+        self.check_process(operation)?;
+        let mut state = self.lock();
+        self.check_open(operation)?;
+        let lost = || Error::new(ErrorKind::PeerLost, operation, "the peer was lost meanwhile");
+        let entry = state.peers.get_mut(&peer).ok_or_else(lost)?;
+        let (made, advertise) = register(&self.registry);
+        let told = entry.send(&Message::Advertise(advertise));
+        drop(state);
+        if let Err(error) = told {
+            self.peer_lost(peer, &error);
+            return Err(error);
+        }
+        Ok(made)
+    }
+
+    /// Tells one peer that something is registered no more.
+    pub(crate) fn withdraw_from(self: &Arc<Self>, peer: PeerKey, withdraw: Withdraw) {
+        let mut state = self.lock();
+        let told = state
+            .peers
+            .get_mut(&peer)
+            .map(|entry| entry.send(&Message::Withdraw(withdraw)));
+        drop(state);
+        if let Some(Err(error)) = told {
+            self.peer_lost(peer, &error);
+        }
     }
 
     /// Tells every peer that something is registered no more.

@@ -44,6 +44,18 @@ pub(crate) fn bare(address: u64, len: u64) -> Result<Arc<HostRegion>> {
     unsafe { HostRegion::from_raw(address, len, Box::new(())) }
 }
 
+/// Copies bytes that a Python object holds for the length of the call.
+pub(crate) fn copy_out(address: u64, into: &mut [u8]) -> Result<()> {
+    if address == 0 {
+        return Err(Error::new(ErrorKind::Region, "send", "the address is null"));
+    }
+    let from = ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: `pdkv.pipe` took the range from a tensor that the caller of `send` holds; `into` is an exclusive slice,
+    // and should the two overlap all the same, `copy` allows it.
+    unsafe { ptr::copy(from, into.as_mut_ptr(), into.len()) };
+    Ok(())
+}
+
 /// Duplicates of file descriptors that Python gave by number.
 pub(crate) struct Descriptors(Vec<OwnedFd>);
 
@@ -219,18 +231,19 @@ fn dtype(code: u8, bits: u8) -> String {
     }
 }
 
-/// Fills a buffer request for the whole of `memory`, lent by `owner`.
+/// Fills a buffer request for `len` writable bytes at `address`, lent by `owner`.
 ///
 /// # Safety
-/// `view` must be the request that Python passed to `__getbuffer__`, and `owner` must keep `memory`.
+/// `view` must be the request that Python passed to `__getbuffer__`, and `owner` must keep the bytes there.
 pub(crate) unsafe fn lend(
     owner: &Bound<'_, PyAny>,
-    memory: &HostRegion,
+    address: u64,
+    len: u64,
     view: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let len = ffi::Py_ssize_t::try_from(memory.len()).map_err(|_| PyBufferError::new_err("the pool is too large"))?;
-    let address = ptr::with_exposed_provenance_mut(memory.address() as usize);
+    let len = ffi::Py_ssize_t::try_from(len).map_err(|_| PyBufferError::new_err("the memory is too large"))?;
+    let address = ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: `view` is valid by contract; the memory stays mapped while `owner` lives, and the view
     // takes a reference to `owner`.
     let status = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), address, len, 0, flags) };

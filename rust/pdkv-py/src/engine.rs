@@ -4,6 +4,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pdkv_core::id::Incarnation;
 use pdkv_core::shard::Shard;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
@@ -17,6 +18,7 @@ use crate::errors;
 use crate::memory::{self, Facts};
 use crate::number;
 use crate::peer::PyPeer;
+use crate::pipe::PyPipeReceiver;
 use crate::pool::PyPool;
 use crate::reference;
 use crate::region::PyRegion;
@@ -259,6 +261,39 @@ impl PyEngine {
         Ok(PyPeer::new(peer, &self.0))
     }
 
+    /// Accepts the oldest pipe of this name that a connected peer has opened with `Peer.open_pipe`.
+    ///
+    /// Args:
+    ///     channel: The name.
+    ///     incarnation: Only from this life of an engine; by default from whoever comes.
+    ///     timeout_s: The longest to wait; `None` waits for ever.
+    ///
+    /// Raises:
+    ///     TransferTimeoutError: None came in time.
+    ///     ConfigError: The incarnation is none.
+    ///     ClosedError: The engine is closed.
+    #[pyo3(signature = (channel, *, incarnation=None, timeout_s=None))]
+    fn accept_pipe(
+        &self,
+        py: Python<'_>,
+        channel: &[u8],
+        incarnation: Option<&str>,
+        #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
+    ) -> PyResult<PyPipeReceiver> {
+        let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
+        let life = enter::attached(py, || incarnation.map(read_incarnation).transpose())?;
+        let engine = &self.0.engine;
+        let accept = |wait| engine.accept_pipe(channel, life, wait);
+        let Some(pipe) = enter::awaited(py, timeout, || accept(Duration::ZERO), accept)? else {
+            let text = format!("nobody has opened the pipe `{}`", String::from_utf8_lossy(channel));
+            return Err(errors::to_python(
+                py,
+                &Error::new(ErrorKind::TransferTimeout, "accept_pipe", text),
+            ));
+        };
+        Ok(PyPipeReceiver::new(pipe, &self.0))
+    }
+
     /// Takes the notifications that arrived: `(peer name, bytes)` of each, oldest first.
     fn notifications<'py>(&self, py: Python<'py>) -> Vec<(String, Bound<'py, PyBytes>)> {
         let arrived = self.0.engine.notifications();
@@ -300,6 +335,13 @@ impl PyEngine {
         let address = self.0.engine.address().unwrap_or("not listening");
         format!("<pdkv.Engine {} ({address})>", self.0.engine.name())
     }
+}
+
+fn read_incarnation(text: &str) -> Result<Incarnation> {
+    Incarnation::from_hex(text).ok_or_else(|| {
+        Error::new(ErrorKind::Config, "incarnation", format!("`{text}` is no incarnation"))
+            .with_hint("32 hexadecimal digits, as `peer.incarnation` gives them")
+    })
 }
 
 /// Reads names of transports. To Python a lone name is a sequence of letters too.

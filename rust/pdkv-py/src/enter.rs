@@ -51,6 +51,31 @@ pub(crate) fn waiting(
     }
 }
 
+/// Waits for what `step` finds, no longer than `timeout`. `ready` looks first whether it is there already, at no cost;
+/// `step` is called with the time it may wait, once at least.
+pub(crate) fn awaited<T: Send>(
+    py: Python<'_>,
+    timeout: Option<Duration>,
+    ready: impl FnOnce() -> Result<Option<T>>,
+    step: impl Fn(Duration) -> Result<Option<T>> + Sync,
+) -> PyResult<Option<T>> {
+    if let Some(found) = attached(py, ready)? {
+        return Ok(Some(found));
+    }
+    let started = Instant::now();
+    loop {
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        let slice = left.map_or(SLICE, |left| left.min(SLICE));
+        if let Some(found) = detached(py, || step(slice))? {
+            return Ok(Some(found));
+        }
+        if left == Some(slice) {
+            return Ok(None);
+        }
+        py.check_signals()?;
+    }
+}
+
 /// Runs `call`, which can't be asked to wait in slices, on a thread of its own, and listens for signals
 /// meanwhile. After a signal it goes on unattended, to its own timeout.
 pub(crate) fn interruptible<T: Send + 'static>(

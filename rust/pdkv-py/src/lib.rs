@@ -20,6 +20,7 @@ mod memory;
 mod number;
 mod path;
 mod peer;
+mod pipe;
 mod plan;
 mod pool;
 mod reference;
@@ -66,6 +67,8 @@ mod _core {
     use crate::path::PyPath;
     #[pymodule_export]
     use crate::peer::PyPeer;
+    #[pymodule_export]
+    use crate::pipe::{PyPipeBuffer, PyPipeReceiver, PyPipeSender};
     #[pymodule_export]
     use crate::plan::{PyPlan, plan};
     #[pymodule_export]

@@ -50,6 +50,7 @@ arguments! {
         exports "exports" usize,
         blocks "blocks" u32,
         simulated_layers "layers" u32,
+        limit_bytes "limit_bytes" u64,
     }
     Layout {
         block_tokens "block_tokens" u32,
@@ -63,10 +64,12 @@ arguments! {
         pp_rank "pp_rank" u32,
         pp_size "pp_size" u32,
         layer "layers" u32,
+        itemsize "itemsize" u64,
     }
     Region {
         offset "offset" u64,
         nbytes "nbytes" u64,
+        address "address" u64,
     }
 }
 

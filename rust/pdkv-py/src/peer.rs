@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use crate::engine::Handle;
 use crate::enter;
 use crate::number;
+use crate::pipe::PyPipeSender;
 use crate::reference;
 use crate::span::{self, Stretch};
 use crate::transfer::PyTransfer;
@@ -198,6 +199,30 @@ impl PyPeer {
     ///     PeerLostError: The connection is gone.
     fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
         enter::attached(py, || self.inner.notify(message))
+    }
+
+    /// Opens a pipe to the peer, where `Engine.accept_pipe` accepts it under the same name.
+    ///
+    /// Returns before it is accepted; what is sent meanwhile waits. A pipe that nobody accepts ends after five minutes.
+    ///
+    /// Args:
+    ///     channel: The name, at most 128 bytes.
+    ///     limit_bytes: Once more bytes of tensors are queued, `send` waits.
+    ///
+    /// Raises:
+    ///     UnsupportedError: The peer's release has no pipes.
+    ///     PeerUnreachableError: The peer takes no more streams.
+    ///     PeerLostError: The connection is gone.
+    #[pyo3(signature = (channel, *, limit_bytes=1_000_000_000))]
+    fn open_pipe(
+        &self,
+        py: Python<'_>,
+        channel: Vec<u8>,
+        #[pyo3(from_py_with = number::limit_bytes)] limit_bytes: u64,
+    ) -> PyResult<PyPipeSender> {
+        let peer = self.inner.clone();
+        let opened = enter::interruptible(py, move || peer.open_pipe(&channel, limit_bytes))?;
+        Ok(PyPipeSender::new(opened, &self.handle))
     }
 
     /// Tells the owner of an export that this consumer does not want it.

@@ -49,8 +49,8 @@ impl PyPool {
     /// # Safety
     /// Called by Python only, with the view to fill.
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let memory = Arc::clone(&slf.get().0);
+        let memory = &slf.get().0;
         // SAFETY: Python passes the view to fill, and the pool keeps its memory.
-        unsafe { buffers::lend(slf.as_any(), &memory, view, flags) }
+        unsafe { buffers::lend(slf.as_any(), memory.address(), memory.len(), view, flags) }
     }
 }

@@ -106,12 +106,14 @@ pub enum StreamPurpose {
     Data = 0,
     /// The side channel of a lane of `ucx`.
     UcxLane = 1,
+    /// A pipe from the connecting engine to the other.
+    Pipe = 2,
 }
 
 impl StreamPurpose {
     /// The purpose with this number on the wire.
     pub fn from_code(code: u32) -> Option<Self> {
-        [Self::Data, Self::UcxLane]
+        [Self::Data, Self::UcxLane, Self::Pipe]
             .into_iter()
             .find(|purpose| *purpose as u32 == code)
     }

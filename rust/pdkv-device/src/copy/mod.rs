@@ -5,6 +5,7 @@
 //! traffic of a plain copy. The threshold and the choice of width are measured, see
 //! `docs/performance.md`. Other architectures take the plain path.
 
+mod gather;
 #[cfg(target_arch = "x86_64")]
 mod nontemporal;
 mod pipe;
@@ -13,6 +14,7 @@ use std::sync::OnceLock;
 
 use pdkv_core::Result;
 
+pub use gather::{gather, gather_into};
 pub use pipe::CopyPipe;
 
 use crate::region::HostRegion;

@@ -163,11 +163,11 @@ pub(crate) type Place = (Arc<HostRegion>, u64, u64);
 ///
 /// # Errors
 /// What the peer is to be told.
-pub(crate) fn raw_spans(shared: &Shared, raw: &[u8], announced: u64) -> Result<Vec<Place>> {
+pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u64) -> Result<Vec<Place>> {
     let mut found = Vec::with_capacity(raw.len() / WireSpan::SIZE);
     let mut bytes = 0_u64;
     for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
-        let region = shared.registry.raw_region(span.region)?;
+        let region = shared.registry.raw_region(peer, span.region)?;
         let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
         if !fits {
             let text = format!(

@@ -113,7 +113,7 @@ impl Server<'_> {
     fn spans(&mut self, request: &Request, count: u32) -> Result<(), Answer> {
         let mut raw = vec![0; count as usize * WireSpan::SIZE];
         self.socket.read_exact(&mut raw, &self.never).map_err(Answer::Broken)?;
-        let found = raw_spans(self.shared, &raw, request.bytes).map_err(Answer::Refuse)?;
+        let found = raw_spans(self.shared, self.peer, &raw, request.bytes).map_err(Answer::Refuse)?;
         let bytes = request.bytes;
         if request.verb == Verb::Get {
             self.answer(bytes).map_err(Answer::Broken)?;

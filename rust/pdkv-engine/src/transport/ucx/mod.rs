@@ -20,7 +20,6 @@ mod runtime;
 mod socket;
 mod verdict;
 
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 use std::time::{Duration, Instant};
 
@@ -31,6 +30,7 @@ use pdkv_core::session::{Established, features};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::{Link, Work};
+use crate::dial::StreamDial;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 pub(crate) use control::{Control, Lanes, refuse_lanes};
@@ -40,9 +40,6 @@ pub(crate) use runtime::{Runtime, unwanted};
 /// How long connect() waits for a lane at most.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// How to open one more side channel to the peer.
-pub(crate) type Dial = Arc<dyn Fn() -> Result<TcpStream> + Send + Sync>;
-
 /// Lanes to one peer, one after the other: when one ends and the peer is still there, the next transfer
 /// makes another.
 pub(crate) struct UcxLink {
@@ -50,7 +47,7 @@ pub(crate) struct UcxLink {
     me: Weak<Self>,
     shared: Weak<Shared>,
     key: PeerKey,
-    dial: Dial,
+    dial: StreamDial,
     state: Mutex<State>,
     /// Held while a lane is made, so that transfers that come together make one.
     making: Mutex<()>,
@@ -75,7 +72,7 @@ impl UcxLink {
         shared: &Arc<Shared>,
         established: &Established,
         key: PeerKey,
-        dial: Dial,
+        dial: StreamDial,
     ) -> Result<Arc<Self>, String> {
         if let Some(reason) = unwanted(&shared.config) {
             return Err(reason);

@@ -145,7 +145,7 @@ impl Owner {
                 (Some(permit), pieces)
             }
             Target::Spans { .. } => {
-                let found = raw_spans(&desk.shared, spans, request.bytes)?;
+                let found = raw_spans(&desk.shared, self.peer, spans, request.bytes)?;
                 let piece = |(region, offset, len): &Place| {
                     let memory = PieceMemory::Mapped(handle(desk, made, region)?);
                     Ok(Piece {
@@ -212,7 +212,7 @@ impl Owner {
 
     /// What the peer needs to reach a region of ours.
     fn key_of(&mut self, desk: &Desk, made: &Made, id: RegionId) -> Result<Frame> {
-        let region = desk.shared.registry.region(id)?;
+        let region = desk.shared.registry.region_for(self.peer, id)?;
         let handle = handle(desk, made, &region.memory)?;
         let key = handle.pack()?;
         if made.carrier == Carrier::Emulated && self.lent.iter().all(|(lent, _)| *lent != id) {

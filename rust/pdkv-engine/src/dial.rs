@@ -1,0 +1,127 @@
+//! Opening streams to an address: the connection that becomes a control channel, and those that join a session by its
+//! token and say what they are for.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pdkv_core::session::{Established, features};
+use pdkv_core::wire::{self, Message, StreamHello, StreamPurpose};
+use pdkv_core::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+
+use crate::config::resolve;
+use crate::connect::broken;
+use crate::shared::Shared;
+use crate::transport::tcp::{Dial, Socket};
+
+/// Dials, until `deadline` at most.
+///
+/// # Errors
+/// `PeerUnreachable`, `Capacity` for want of a descriptor, `Config` for an address that is none.
+pub(crate) fn dial(address: &str, deadline: Instant) -> Result<TcpStream> {
+    let target = resolve(address, "connect")?;
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&target, left).map_err(|error| no_stream(address, error))?;
+    stream.set_nodelay(true).map_err(broken)?;
+    Ok(stream)
+}
+
+/// Why a connection was not made: for want of a descriptor here, or because of the other end.
+fn no_stream(address: &str, error: std::io::Error) -> Error {
+    let poor = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    if error.raw_os_error().is_some_and(|code| poor.contains(&code)) {
+        let text = format!("no descriptor is left to connect to `{address}`");
+        return Error::new(ErrorKind::Capacity, "connect", text)
+            .with_hint("raise the limit of open files (`ulimit -n`)")
+            .with_source(error);
+    }
+    let text = format!("nobody answers at `{address}`");
+    Error::new(ErrorKind::PeerUnreachable, "connect", text)
+        .with_hint("is the engine running, and does it listen there? `engine.address` tells")
+        .with_source(error)
+}
+
+/// How to open a stream of the session that is not for data.
+pub(crate) type StreamDial = Arc<dyn Fn() -> Result<TcpStream> + Send + Sync>;
+
+pub(crate) fn stream_dial(
+    shared: &Shared,
+    address: &str,
+    established: &Established,
+    purpose: StreamPurpose,
+) -> StreamDial {
+    let dial = TcpDial::new(shared, address, established, purpose);
+    Arc::new(move || dial.stream())
+}
+
+/// How to open a pipe; `None` when the peer wouldn't know what the stream is for.
+pub(crate) fn pipe_dial(shared: &Shared, address: &str, established: &Established) -> Option<StreamDial> {
+    let known = established.features & features::PIPE != 0;
+    known.then(|| stream_dial(shared, address, established, StreamPurpose::Pipe))
+}
+
+pub(crate) struct TcpDial {
+    address: String,
+    hello: StreamHello,
+}
+
+/// What the owner answers to a stream's hello before it serves it.
+pub(crate) const STREAM_READY: u8 = 0xA5;
+/// Time to open one more data stream.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl TcpDial {
+    pub(crate) fn new(shared: &Shared, address: &str, established: &Established, purpose: StreamPurpose) -> Self {
+        Self {
+            address: address.to_owned(),
+            hello: StreamHello {
+                token: established.token,
+                incarnation: shared.incarnation,
+                index: 0,
+                purpose,
+            },
+        }
+    }
+
+    /// A stream that the owner has taken on.
+    fn stream(&self) -> Result<TcpStream> {
+        let stream = dial(&self.address, Instant::now() + STREAM_TIMEOUT)?;
+        (&stream)
+            .write_all(&wire::encode(&Message::StreamHello(self.hello))?)
+            .map_err(broken)?;
+        stream.set_read_timeout(Some(STREAM_TIMEOUT)).map_err(broken)?;
+        let mut ready = [0];
+        (&stream).read_exact(&mut ready).map_err(broken)?;
+        if ready[0] != STREAM_READY {
+            return Err(Error::new(
+                ErrorKind::Handshake,
+                "data stream",
+                "the peer answered the stream's hello with garbage",
+            ));
+        }
+        Ok(stream)
+    }
+}
+
+impl Dial for TcpDial {
+    fn open(&self) -> Result<Socket> {
+        Socket::new(OwnedFd::from(self.stream()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_not_the_peers_silence() {
+        let error = |errno: Errno| no_stream("127.0.0.1:1", errno.into()).kind();
+        assert_eq!(error(Errno::MFILE), ErrorKind::Capacity);
+        assert_eq!(error(Errno::CONNREFUSED), ErrorKind::PeerUnreachable);
+    }
+}

@@ -1,0 +1,132 @@
+//! Posting a raw transfer: the way is chosen, the plan proven, and the movers started. Whose spans these are and who may
+//! touch them was decided before.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pdkv_core::capability::{Require, Wish};
+use pdkv_core::id::RegionId;
+use pdkv_core::plan::Plan;
+use pdkv_core::span::Span;
+use pdkv_core::{Error, Result};
+use pdkv_device::HostRegion;
+
+use crate::link::PeerLink;
+use crate::pull::INLINE_BYTES;
+use crate::remote::RemoteRegion;
+use crate::shared::Shared;
+use crate::transfer::{Transfer, TransferCore};
+use crate::transport::work::Program;
+use crate::transport::{Direction, Need, Work, pick};
+
+/// What is to be done with two tables of spans.
+pub(crate) struct Order<'a> {
+    pub(crate) direction: Direction,
+    pub(crate) require: Option<Require>,
+    pub(crate) timeout: Duration,
+    pub(crate) notify: Option<&'a [u8]>,
+    /// When the caller began.
+    pub(crate) posted: Instant,
+}
+
+/// Starts moving the spans of `here` and `there`, pairwise.
+///
+/// # Errors
+/// `Region`, `Layout` (lengths that disagree), `Unsupported`, `PeerLost`.
+pub(crate) fn post(
+    shared: &Arc<Shared>,
+    peer: &PeerLink,
+    order: &Order<'_>,
+    here: Table<HostRegion>,
+    there: Table<RemoteRegion>,
+) -> Result<Transfer> {
+    let need = Need {
+        wish: Wish {
+            require: order.require,
+            require_direct: false,
+        },
+        bytes: here.spans.iter().map(|span| span.len).fold(0, u64::saturating_add),
+        runs: here.spans.len() as u64,
+    };
+    let (link, path) = pick(&peer.ways, &there.regions, need)?;
+    let (near, far) = (here.sizes(HostRegion::len), there.sizes(RemoteRegion::len));
+    let plan = match order.direction {
+        Direction::Read => Plan::spans(&there.spans, &far, &here.spans, &near),
+        Direction::Write => Plan::spans(&here.spans, &near, &there.spans, &far),
+    }?;
+    let core = Arc::new(TransferCore::new(path));
+    core.edit_stats(|stats| stats.plan_us = order.posted.elapsed().as_secs_f64() * 1e6);
+    let small = plan.total_bytes() <= INLINE_BYTES;
+    let deadline = shared.clock.now().saturating_add(order.timeout);
+    let notice = order.notify.map(<[u8]>::to_vec);
+    shared.drive(|state, _| {
+        // Peers are lost under this lock: what begins afterwards would never be told to stop.
+        peer.check_alive()?;
+        state.raw.begin(&core, peer.key, deadline, notice);
+        Ok::<_, Error>(())
+    })?;
+    let work = Arc::new(Work::new(
+        Arc::clone(&core),
+        Arc::clone(shared),
+        order.direction,
+        Program::Joint(plan),
+        here.regions,
+        there.regions,
+    ));
+    if small && link.ready_inline(&work) {
+        link.run_inline(&work);
+    } else {
+        link.start(work);
+    }
+    core.edit_stats(|stats| stats.post_us = order.posted.elapsed().as_secs_f64() * 1e6);
+    Ok(Transfer::new(core, shared))
+}
+
+/// Spans with their regions numbered in order of appearance.
+pub(crate) struct Table<R> {
+    pub(crate) regions: Vec<Arc<R>>,
+    pub(crate) spans: Vec<Span>,
+}
+
+impl<R> Table<R> {
+    /// Looks up the region of each span once.
+    ///
+    /// # Errors
+    /// What `find` says of a region.
+    pub(crate) fn build<S: Copy>(
+        spans: &[S],
+        parts: impl Fn(S) -> (RegionId, u64, u64),
+        find: impl Fn(RegionId) -> Result<Arc<R>>,
+    ) -> Result<Self> {
+        let mut table = Self {
+            regions: Vec::new(),
+            spans: Vec::with_capacity(spans.len()),
+        };
+        let mut ids: Vec<RegionId> = Vec::new();
+        let mut last = (None, 0);
+        for &span in spans {
+            let (id, offset, len) = parts(span);
+            if last.0 != Some(id) {
+                let index = ids.iter().position(|&known| known == id).map_or_else(
+                    || {
+                        table.regions.push(find(id)?);
+                        ids.push(id);
+                        Ok::<_, Error>(ids.len() - 1)
+                    },
+                    Ok,
+                )?;
+                last = (Some(id), index as u32);
+            }
+            table.spans.push(Span {
+                region: last.1,
+                offset,
+                len,
+            });
+        }
+        Ok(table)
+    }
+
+    fn sizes(&self, len: impl Fn(&R) -> u64) -> Vec<u64> {
+        self.regions.iter().map(|region| len(region)).collect()
+    }
+}
