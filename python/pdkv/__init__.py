@@ -52,6 +52,7 @@ from pdkv.errors import (
 TYPE_CHECKING = False  # as in `errors.py`
 if TYPE_CHECKING:
     from pdkv.layout import Layout
+    from pdkv.pipe import Pipe
     from pdkv.ucx import UcxConfig
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "PeerError",
     "PeerLostError",
     "PeerUnreachableError",
+    "Pipe",
     "Plan",
     "Pool",
     "Reference",
@@ -112,6 +114,10 @@ def __getattr__(name: str) -> object:
         from pdkv.layout import Layout
 
         return Layout
+    if name == "Pipe":
+        from pdkv.pipe import Pipe
+
+        return Pipe
     if name == "UcxConfig":
         from pdkv.ucx import UcxConfig
 

@@ -1,0 +1,186 @@
+"""How the two ends of a `PdkvPipe` meet: rank 0 listens at the agreed place, rank 1 comes, rank 0 connects back.
+
+The listener is rank 0's engine itself, so nothing else listens and no store is needed. What the ends tell each other is
+JSON with checked fields. Rank 0 connects to the address that rank 1 names, and goes on only if the engine there is the
+very one that named it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pdkv.engine import Engine
+from pdkv.errors import ConfigError, HandshakeError, PdkvError, PeerUnreachableError, TransferTimeoutError
+from pdkv.pipe.config import PipeConfig
+
+if TYPE_CHECKING:
+    from pdkv.engine import Peer, PipeReceiver
+
+__all__ = ["Met", "meet"]
+
+_log = logging.getLogger("pdkv.pipe")
+
+_OPERATION = "pipe"
+_VERSION = 1
+# Between two tries to reach a rank 0 that does not listen yet.
+_RETRY_S = 0.05
+_GREETING = b"g"
+
+
+class Met(NamedTuple):
+    """The two engines of one end, connected.
+
+    Attributes:
+        engine: This end's, made for the pipe and closed with it.
+        peer: The connection to the other end's.
+    """
+
+    engine: Engine
+    peer: Peer
+
+
+def meet(config: PipeConfig, port: int) -> Met:
+    """Makes this end's engine and connects it with the other's; blocks until the peer is up.
+
+    Raises:
+        ConfigError: The ends disagree, or the settings can't be; names what differs.
+        PeerUnreachableError: The other end did not come within `store_timeout`.
+        HandshakeError: Somebody came who is not the other end.
+    """
+    if config.kv_parallel_size != 2 or config.kv_rank not in (0, 1):
+        raise ConfigError(
+            f"`kv_rank` is `{config.kv_rank}` of `kv_parallel_size` `{config.kv_parallel_size}`",
+            operation=_OPERATION,
+            hint='a pipe has two ends: `"kv_parallel_size": 2`, `"kv_rank"` 0 at one and 1 at the other',
+        )
+    if port > 65535:
+        raise ConfigError(f"`kv_port` + `port_offset` is `{port}`, the last port is `65535`", operation=_OPERATION)
+    end = time.monotonic() + config.store_timeout_s
+    own = f"{config.kv_ip}:{port}" if config.kv_rank == 0 else f"{_route_to(config.kv_ip, port)}:0"
+    extra = config.kv_connector_extra_config
+    options = {name: extra[name] for name in ("transports", "threads", "insecure") if name in extra}
+    engine = Engine(f"pipe-{port}-rank-{config.kv_rank}", listen=own, **options)
+    try:
+        peer = (
+            _wait_for_rank_1(engine, config, port, end)
+            if config.kv_rank == 0
+            else _go_to_rank_0(engine, config, port, end)
+        )
+    except BaseException:
+        engine.close()
+        raise
+    return Met(engine, peer)
+
+
+def _wait_for_rank_1(engine: Engine, config: PipeConfig, port: int, end: float) -> Peer:
+    stranger: HandshakeError | None = None
+    while True:
+        try:
+            receiver = engine.accept_pipe(_channel(port), timeout_s=_left(end))
+        except TransferTimeoutError as error:
+            raise _nobody(config, port, "rank 1 did not come") from (stranger or error)
+        try:
+            return _answer(engine, receiver, config, port, end)
+        except HandshakeError as error:
+            # Whoever that was does not keep the right one out.
+            _log.warning("not the other end of the pipe: %s", error.message)
+            stranger = error
+        finally:
+            receiver.close()
+
+
+def _answer(engine: Engine, receiver: PipeReceiver, config: PipeConfig, port: int, end: float) -> Peer:
+    greeting = _heard(receiver, config, end)
+    try:
+        peer = engine.connect(str(greeting["address"]), timeout_s=max(1.0, min(5.0, _left(end))))
+    except PdkvError as error:
+        text = f"`{receiver.peer}` can't be reached at `{greeting['address']}`, which it named: {error.message}"
+        raise HandshakeError(text, operation=_OPERATION) from error
+    # Its word is worth something only if that was its own address.
+    if peer.incarnation != receiver.incarnation:
+        peer.close()
+        text = f"`{peer.address}` is engine `{peer.name}`, and not `{receiver.peer}`, which named it"
+        raise HandshakeError(text, operation=_OPERATION)
+    _greet(peer, engine, config, port, end)
+    return peer
+
+
+def _go_to_rank_0(engine: Engine, config: PipeConfig, port: int, end: float) -> Peer:
+    while True:
+        try:
+            peer = engine.connect(f"{config.kv_ip}:{port}", timeout_s=max(0.1, min(5.0, _left(end))))
+            break
+        except PeerUnreachableError as error:
+            if _left(end) <= _RETRY_S:
+                raise _nobody(config, port, "rank 0 does not listen") from error
+            time.sleep(_RETRY_S)
+    _greet(peer, engine, config, port, end)
+    try:
+        receiver = engine.accept_pipe(_channel(port), incarnation=peer.incarnation, timeout_s=_left(end))
+    except TransferTimeoutError as error:
+        raise _nobody(config, port, "rank 0 did not answer; perhaps it has met another rank 1") from error
+    _heard(receiver, config, end)
+    receiver.close()
+    return peer
+
+
+def _greet(peer: Peer, engine: Engine, config: PipeConfig, port: int, end: float) -> None:
+    greeting = {
+        "version": _VERSION,
+        "rank": config.kv_rank,
+        "kv_parallel_size": config.kv_parallel_size,
+        "address": engine.address,
+    }
+    sender = peer.open_pipe(_channel(port))
+    sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _left(end))
+    sender.close(_left(end))
+
+
+def _heard(receiver: PipeReceiver, config: PipeConfig, end: float) -> dict[str, Any]:
+    try:
+        tag = receiver.recv(_left(end))[0]
+        greeting = json.loads(tag[1:]) if tag[:1] == _GREETING else None
+    except (PdkvError, ValueError) as error:
+        raise HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION) from error
+    expected = {"version": _VERSION, "rank": 1 - (config.kv_rank or 0), "kv_parallel_size": config.kv_parallel_size}
+    if not isinstance(greeting, dict) or not isinstance(greeting.get("address"), str):
+        raise HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION)
+    different = [name for name, value in expected.items() if greeting.get(name) != value]
+    if different:
+        facts = ", ".join(
+            f"`{name}` is `{greeting.get(name)}` there, `{expected[name]}` was expected" for name in different
+        )
+        raise ConfigError(f"the ends of the pipe disagree: {facts}", operation=_OPERATION)
+    return greeting
+
+
+def _channel(port: int) -> bytes:
+    return f"meet:{port}".encode()
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())
+
+
+def _nobody(config: PipeConfig, port: int, what: str) -> PeerUnreachableError:
+    return PeerUnreachableError(
+        f"{what} within `{config.store_timeout_s:g}` s at `{config.kv_ip}:{port}`",
+        operation=_OPERATION,
+        hint="start both ends with the same `kv_ip` and `kv_port`, and `kv_rank` 0 and 1",
+    )
+
+
+def _route_to(address: str, port: int) -> str:
+    """This host's own address on the way to another one. Sends nothing: a datagram socket only looks at its routes."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"`kv_ip` is `{address}`, to which there is no way: {error}", operation=_OPERATION) from error
+    return f"[{host}]" if ":" in host else host

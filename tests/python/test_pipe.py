@@ -1,0 +1,399 @@
+"""A pipe between two engines: what goes in comes out, in order, with its dtype and shape, or an error says why not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pdkv
+from pdkv.pipe import BrokenPipeException, PdkvPipe, Pipe
+
+WAIT_S = 30.0
+LARGE = 1 << 20
+
+
+@pytest.fixture(params=["inproc", "shm", "cma", "tcp"])
+def ends(request) -> Iterator[tuple[Pipe, Pipe]]:
+    transports = ["inproc", "tcp"] if request.param == "inproc" else [request.param]
+    with (
+        pdkv.Engine("a", transports=transports) as a,
+        pdkv.Engine("b", transports=transports) as b,
+    ):
+        left = Pipe(a, a.connect(b.address), library="numpy")
+        right = Pipe(b, b.connect(a.address), library="numpy")
+        yield left, right
+        left.abort()
+        right.abort()
+
+
+@pytest.fixture
+def pipes() -> Iterator[tuple[Pipe, Pipe]]:
+    with pdkv.Engine("a") as a, pdkv.Engine("b") as b:
+        left = Pipe(a, a.connect(b.address), library="numpy", buffer_bytes=4 * LARGE)
+        right = Pipe(b, b.connect(a.address), library="numpy", buffer_bytes=4 * LARGE)
+        yield left, right
+        left.abort()
+        right.abort()
+
+
+def arrays():
+    whole = np.arange(3 * 640 * 512, dtype=np.float32).reshape(3, 640, 512)
+    return {
+        "small": np.arange(7, dtype=np.int64),
+        "scalar": np.array(2.5),
+        "empty": np.zeros((3, 0, 2), np.float16),
+        "flags": np.array([True, False]),
+        "complex": np.array([[1 + 2j]], np.complex64),
+        "large": whole,
+        "transposed": whole.transpose(2, 0, 1),
+        "every other": whole[:, ::2, :],
+        "tail": whole[1:, 5:, 7:],
+        "backwards": whole[::-1],
+        "repeated": np.broadcast_to(whole[0, 0], (400, 512)),
+        "rows in reverse order of memory": np.asfortranarray(whole[0]),
+    }
+
+
+def same(came, sent):
+    assert came.dtype == sent.dtype
+    assert came.shape == sent.shape
+    assert np.array_equal(came, sent)
+
+
+def test_everything_comes_out_as_it_went_in(ends):
+    left, right = ends
+    sent = [*arrays().values(), None, *arrays().values(), None, None]
+    sender = threading.Thread(target=lambda: [left.send_tensor(array, WAIT_S) for array in sent])
+    sender.start()
+    for expected in sent:
+        came = right.recv_tensor(WAIT_S)
+        if expected is None:
+            assert came is None
+        else:
+            same(came, expected)
+            assert came.flags.writeable
+    sender.join()
+    left.flush(WAIT_S)
+    assert left.queued_bytes == 0
+    assert left.path is not None
+
+
+def test_both_directions_at_once(ends):
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 3 * LARGE, 20)
+
+    def send(pipe, seed):
+        for index, size in enumerate(sizes):
+            pipe.send_tensor(np.full(size, (seed + index) % 251, np.uint8), WAIT_S)
+
+    def receive(pipe, seed):
+        for index, size in enumerate(sizes):
+            came = pipe.recv_tensor(WAIT_S)
+            assert came.shape == (size,)
+            assert (came == (seed + index) % 251).all()
+        received.append(seed)
+
+    received: list[int] = []
+    left, right = ends
+    threads = [
+        threading.Thread(target=work, args=arguments)
+        for work, arguments in [(send, (left, 3)), (receive, (right, 3)), (send, (right, 90)), (receive, (left, 90))]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(received) == [3, 90]
+
+
+def test_many_small_ones_in_order(pipes):
+    left, right = pipes
+    count = 3000
+    sender = threading.Thread(target=lambda: [left.send_tensor(np.full(256, i, np.int32)) for i in range(count)])
+    sender.start()
+    for index in range(count):
+        assert (right.recv_tensor(WAIT_S) == index).all()
+    sender.join()
+
+
+def test_a_small_tensor_may_be_changed_at_once(pipes):
+    left, right = pipes
+    array = np.ones(100)
+    left.send_tensor(array)
+    array[:] = 2
+    assert (right.recv_tensor(WAIT_S) == 1).all()
+
+
+def test_received_memory_is_the_receivers_own(pipes):
+    left, right = pipes
+    kept = []
+    for index in range(6):
+        left.send_tensor(np.full(LARGE, index, np.uint8))
+        kept.append(right.recv_tensor(WAIT_S))
+        if index % 2:
+            kept.pop()
+            gc.collect()
+    # What is held is not used again for what came later.
+    assert [int(array[0]) for array in kept] == [0, 2, 4]
+    assert all((array == array[0]).all() for array in kept)
+
+
+def test_back_pressure_by_bytes(pipes):
+    left, right = pipes
+    for index in range(5):
+        left.send_tensor(np.full(LARGE, index, np.uint8), WAIT_S)
+    # Five wait, which is more than the four that may.
+    with pytest.raises(pdkv.TransferTimeoutError):
+        left.send_tensor(np.zeros(LARGE, np.uint8), 0.1)
+    done = threading.Event()
+
+    def one_more():
+        left.send_tensor(np.full(LARGE, 5, np.uint8), WAIT_S)
+        done.set()
+
+    thread = threading.Thread(target=one_more)
+    thread.start()
+    assert not done.wait(0.2)
+    assert [int(right.recv_tensor(WAIT_S)[0]) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    thread.join(WAIT_S)
+    assert done.is_set()
+
+
+def test_one_larger_than_the_buffer_goes_alone(pipes):
+    left, right = pipes
+    array = np.random.default_rng(2).integers(0, 255, 9 * LARGE, np.uint8)
+    left.send_tensor(array, WAIT_S)
+    same(right.recv_tensor(WAIT_S), array)
+
+
+def test_a_timeout_loses_nothing(pipes):
+    left, right = pipes
+    with pytest.raises(pdkv.TransferTimeoutError):
+        right.recv_tensor(0.05)
+    left.send_tensor(np.arange(3))
+    same(right.recv_tensor(WAIT_S), np.arange(3))
+
+
+def test_messages_stay_whole(pipes):
+    left, right = pipes
+    per_thread = 50
+
+    def send(name):
+        for index in range(per_thread):
+            left.send_message(b"%d:%d" % (name, index), [np.full(3, name), None, np.full(LARGE // 8, index)], WAIT_S)
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    seen = dict.fromkeys(range(3), 0)
+    for _ in range(3 * per_thread):
+        tag, (first, nothing, last) = right.recv_message(WAIT_S)
+        name, index = map(int, tag.split(b":"))
+        assert index == seen[name]
+        assert (first == name).all()
+        assert nothing is None
+        assert (last == index).all()
+        seen[name] += 1
+    for thread in threads:
+        thread.join()
+    left.send_message(b"")
+    assert right.recv_message(WAIT_S) == (b"", [])
+
+
+def test_what_is_of_the_other_kind_is_refused(pipes):
+    left, right = pipes
+    left.send_message(b"x")
+    with pytest.raises(pdkv.IntegrityError, match="recv_message"):
+        right.recv_tensor(WAIT_S)
+    left.send_tensor(None)
+    with pytest.raises(pdkv.IntegrityError, match="recv_tensor"):
+        right.recv_message(WAIT_S)
+
+
+def test_the_other_ends_close_comes_after_what_it_sent(pipes):
+    left, right = pipes
+    left.send_tensor(np.arange(5))
+    closer = threading.Thread(target=left.close)
+    closer.start()
+    same(right.recv_tensor(WAIT_S), np.arange(5))
+    closer.join(WAIT_S)
+    # vLLM's SimpleBuffer knows the end by these words.
+    with pytest.raises(RuntimeError, match="Connection closed by peer") as raised:
+        right.recv_tensor(WAIT_S)
+    assert isinstance(raised.value, BrokenPipeException)
+    with pytest.raises(pdkv.ClosedError):
+        left.send_tensor(np.arange(5))
+    with pytest.raises(pdkv.ClosedError):
+        left.recv_tensor()
+    left.close()
+
+
+def test_close_wakes_who_receives(pipes):
+    left, _ = pipes
+    outcome: list[Exception] = []
+
+    def receive():
+        try:
+            left.recv_tensor()
+        except pdkv.PdkvError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    time.sleep(0.1)
+    left.abort()
+    thread.join(WAIT_S)
+    assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("size", [10, 4 * LARGE])
+def test_an_engine_that_ends_breaks_the_pipe(size):
+    with pdkv.Engine("a") as a:
+        b = pdkv.Engine("b")
+        left = Pipe(a, a.connect(b.address), library="numpy")
+        right = Pipe(b, b.connect(a.address), library="numpy")
+        left.send_tensor(np.zeros(size, np.uint8))
+        if size == 10:
+            right.recv_tensor(WAIT_S)
+        b.close()
+        with pytest.raises(BrokenPipeException):
+            left.recv_tensor(WAIT_S)
+        # What the sender's thread met is raised by what is called next; what had been taken was delivered.
+        if size != 10:
+            with pytest.raises(BrokenPipeException):
+                left.flush(WAIT_S)
+        with pytest.raises(BrokenPipeException):
+            left.send_tensor(np.zeros(1))
+        left.abort()
+
+
+@pytest.mark.parametrize(
+    "thing", [object(), "text", 3, [1, 2], np.array([object()]), np.zeros(2, [("a", "i4")]), np.zeros(2, ">i4")]
+)
+def test_what_is_no_tensor(pipes, thing):
+    with pytest.raises((pdkv.LayoutError, pdkv.UnsupportedError)) as raised:
+        pipes[0].send_tensor(thing)
+    assert raised.value.hint
+
+
+def drop_in(rank, port, **settings):
+    config = {"kv_connector": "PyNcclConnector", "kv_role": "kv_both", "kv_rank": rank, "kv_parallel_size": 2}
+    extra = {"store_timeout": WAIT_S}
+    return PdkvPipe(0, {**config, "kv_port": port, "kv_connector_extra_config": extra, **settings}, device="cpu")
+
+
+def meet(port, one=None, other=None):
+    """Makes both ends at once; returns what came of each."""
+    outcome: list[object] = [None, None]
+
+    def make(rank, settings):
+        try:
+            outcome[rank] = drop_in(rank, port, **(settings or {}))
+        except pdkv.PdkvError as error:
+            outcome[rank] = error
+
+    threads = [threading.Thread(target=make, args=(rank, settings)) for rank, settings in enumerate((one, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+    return outcome
+
+
+@pytest.fixture
+def port():
+    with pdkv.Engine("looks for a port") as engine:
+        return int(engine.address.rsplit(":", 1)[1])
+
+
+def test_drop_in(port):
+    producer, consumer = meet(port)
+    try:
+        producer.send_tensor(np.arange(LARGE))
+        same(consumer.recv_tensor(WAIT_S), np.arange(LARGE))
+        consumer.send_tensor(None)
+        assert producer.recv_tensor(WAIT_S) is None
+        assert producer.device == "cpu"
+    finally:
+        consumer.close()
+        producer.close()
+    # The place is free again.
+    producer, consumer = meet(port)
+    producer.abort()
+    consumer.abort()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_parallel_size": 3}, {"kv_parallel_size": 1}, {"kv_rank": 2}, {"kv_rank": None}]
+)
+def test_what_is_not_one_of_two(port, settings):
+    with pytest.raises(pdkv.ConfigError, match="kv_rank"):
+        drop_in(1, port, **settings)
+
+
+def test_ends_that_disagree(port):
+    outcome: list[object] = []
+
+    def make():
+        with pytest.raises(pdkv.ConfigError, match="`kv_parallel_size` is `4` there, `2` was expected"):
+            drop_in(0, port)
+        outcome.append(True)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    with pdkv.Engine("four of them") as other:
+        greet(knock(other, port), port, kv_parallel_size=4, address=other.address)
+        thread.join(2 * WAIT_S)
+    assert outcome
+
+
+def test_nobody_comes(port):
+    extra = {"kv_connector_extra_config": {"store_timeout": 0.3}}
+    for rank, word in ((0, "rank 1 did not come"), (1, "rank 0 does not listen")):
+        with pytest.raises(pdkv.PeerUnreachableError, match=word):
+            drop_in(rank, port, **extra)
+
+
+def knock(engine, port):
+    """Connects to a rank 0 that may not listen yet."""
+    while True:
+        try:
+            return engine.connect(f"127.0.0.1:{port}")
+        except pdkv.PeerUnreachableError:
+            time.sleep(0.01)
+
+
+def greet(peer, port, **fields):
+    words = json.dumps({"version": 1, "rank": 1, "kv_parallel_size": 2, **fields}).encode()
+    say(peer, port, b"g" + words)
+
+
+def say(peer, port, words):
+    sender = peer.open_pipe(f"meet:{port}".encode())
+    sender.send(words, None, (), (), 0, 0, None, WAIT_S)
+    sender.close(WAIT_S)
+
+
+def test_a_stranger_does_not_keep_rank_1_out(port):
+    outcome: list[object] = []
+    thread = threading.Thread(target=lambda: outcome.append(drop_in(0, port)))
+    thread.start()
+    with pdkv.Engine("stranger") as stranger, pdkv.Engine("bystander") as bystander:
+        peer = knock(stranger, port)
+        for words in (b"", b"g{", b'g{"address": 3}', b"g[]"):
+            say(peer, port, words)
+        greet(peer, port, address=":")
+        # Somebody else's address.
+        greet(peer, port, address=bystander.address)
+        consumer = drop_in(1, port)
+        thread.join(WAIT_S)
+        consumer.send_tensor(np.arange(4))
+        same(outcome[0].recv_tensor(WAIT_S), np.arange(4))
+        consumer.abort()
+        outcome[0].abort()
