@@ -52,6 +52,7 @@ from pdkv.errors import (
 TYPE_CHECKING = False  # as in `errors.py`
 if TYPE_CHECKING:
     from pdkv.layout import Layout
+    from pdkv.lookup_buffer import KVStore, LookupBuffer
     from pdkv.pipe import Pipe
     from pdkv.ucx import UcxConfig
 
@@ -65,10 +66,12 @@ __all__ = [
     "HandshakeError",
     "IntegrityError",
     "InternalError",
+    "KVStore",
     "KvCache",
     "KvLayout",
     "Layout",
     "LayoutError",
+    "LookupBuffer",
     "Path",
     "PdkvError",
     "Peer",
@@ -118,6 +121,10 @@ def __getattr__(name: str) -> object:
         from pdkv.pipe import Pipe
 
         return Pipe
+    if name in ("KVStore", "LookupBuffer"):
+        from pdkv import lookup_buffer
+
+        return getattr(lookup_buffer, name)
     if name == "UcxConfig":
         from pdkv.ucx import UcxConfig
 

@@ -1,0 +1,148 @@
+"""Entries that are blocks of a paged cache: pinned where they are, pulled from there straight into other pages."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pdkv.errors import IntegrityError, LayoutError
+from pdkv.lookup_buffer.entry import Entry
+
+if TYPE_CHECKING:
+    from pdkv.engine import Export, KvCache, Peer, Transfer
+    from pdkv.lookup_buffer.selection import Hit
+    from pdkv.lookup_buffer.shelf import Shelf
+
+__all__ = ["BlockEntry", "BlockMatch", "BlockTicket", "needed_blocks", "pull"]
+
+
+class BlockMatch(NamedTuple):
+    """What `drop_select_into` got.
+
+    Attributes:
+        num_tokens: How many leading tokens agree; their KV is in the consumer's blocks.
+        num_blocks: How many of the consumer's blocks were written.
+        tokens: The entry's tokens, all of them.
+        hidden: What was inserted with the blocks.
+        transfer: The pull, with its path and statistics.
+    """
+
+    num_tokens: int
+    num_blocks: int
+    tokens: Any
+    hidden: Any | None
+    transfer: Transfer
+
+
+class BlockEntry(Entry):
+    """Blocks that wait for a consumer. They are exported anew for each consumer that they are given to."""
+
+    __slots__ = ("_blocks", "_cache", "_exports")
+
+    def __init__(self, tokens: Any, cache: KvCache, block_ids: Any, hidden: Any | None) -> None:
+        super().__init__([tokens, None, None, None, hidden], "insert_blocks")
+        if not len(self.keys):
+            raise LayoutError("there are no tokens", operation="insert_blocks")
+        # Copied: the caller's list goes on changing.
+        self._cache, self._blocks = cache, [int(block) for block in block_ids]
+        self._exports: list[Export] = []
+        # Blocks that can't be exported are the caller's error, not the first consumer's.
+        self._export(1.0).release()
+
+    def lend(self, lease_s: float) -> Export:
+        """Exports the blocks for one consumer."""
+        export = self._export(lease_s)
+        self._exports = [*(old for old in self._exports if not old.quiesced), export]
+        return export
+
+    def wait_quiesced(self, timeout_s: float | None) -> bool:
+        """Waits until no consumer reads the blocks any more."""
+        return all(export.wait_quiesced(timeout_s) for export in self._exports)
+
+    def _export(self, lease_s: float) -> Export:
+        digest = digest_of(self.keys)
+        return self._cache.export(
+            self._blocks, num_tokens=len(self.keys), digest=digest, consumers=1, lease_s=min(lease_s, 3600.0)
+        )
+
+
+class BlockTicket:
+    """What `insert_blocks` returns: the blocks must not be written while they are in the buffer."""
+
+    def __init__(self, shelf: Shelf, entry: BlockEntry) -> None:
+        self._shelf, self._entry = shelf, entry
+
+    @property
+    def state(self) -> str:
+        """`waiting`, `taken` by a consumer that has all of it, or `dropped`."""
+        return self._entry.fate
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Waits until the blocks may be used again; returns the state, which is `waiting` if that was not in time."""
+        fate = self._entry.wait(timeout_s)
+        if fate != "waiting" and not self._entry.wait_quiesced(timeout_s):
+            return "waiting"
+        return fate
+
+    def drop(self) -> None:
+        """Takes the blocks out of the buffer. A consumer that is just pulling them finishes: `wait` waits for that."""
+        self._shelf.drop(self._entry)
+
+
+def needed_blocks(cache: KvCache, num_tokens: int, block_ids: Any, operation: str) -> int:
+    """How many blocks so many tokens take.
+
+    Raises:
+        LayoutError: There are not so many.
+    """
+    per_block = cache.layout.block_tokens
+    needed = -(-num_tokens // per_block)
+    if needed > len(block_ids):
+        raise LayoutError(
+            f"`{num_tokens}` tokens take `{needed}` blocks of `{per_block}`, and there are `{len(block_ids)}`",
+            operation=operation,
+        )
+    return needed
+
+
+def pull(hit: Hit, keys: Any | None, cache: KvCache, block_ids: Any, peer: Peer, **options: Any) -> BlockMatch:
+    """Pulls what was found into a consumer's blocks; the hit is neither taken nor given back here.
+
+    Args:
+        hit: An entry of blocks.
+        keys: What was asked for; `None` for anything.
+        cache: The consumer's.
+        block_ids: The consumer's blocks.
+        peer: The connection to the producer.
+        **options: Of `KvCache.pull`.
+    """
+    import numpy as np
+
+    from pdkv.lookup_buffer.tensors import keys_of
+
+    tokens, hidden = hit.tensors[0], hit.tensors[4]
+    theirs = keys_of(tokens, None, "drop_select_into")
+    matched = min(len(theirs), len(theirs) if keys is None else len(keys))
+    # The producer's word is checked: what is reported as matching does match.
+    if (
+        hit.reference is None
+        or hit.matched != matched
+        or not np.array_equal(theirs[:matched], (theirs if keys is None else keys)[:matched])
+    ):
+        raise IntegrityError("the entry that came is not one that was asked for", operation="drop_select_into")
+    needed = needed_blocks(cache, matched, block_ids, "drop_select_into")
+    into = [int(block) for block in block_ids[:needed]]
+    transfer = cache.pull(hit.reference, into=into, digest=digest_of(theirs), peer=peer, **options)
+    try:
+        transfer.wait()
+    except BaseException:
+        # Nothing is written any more once this has returned, whatever ended the wait.
+        transfer.cancel()
+        transfer.wait_quiesced(None)
+        raise
+    return BlockMatch(matched, needed, tokens, hidden, transfer)
+
+
+def digest_of(keys: Any) -> bytes:
+    """What names a sequence of tokens in a reference."""
+    return hashlib.blake2b(keys.tobytes(), digest_size=32).digest()

@@ -1,0 +1,68 @@
+"""What is left when consumers come and go, and when a process ends without closing anything."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pdkv
+from lookup.far import PATIENCE_S, until
+from pdkv.lookup_buffer import LookupBuffer
+
+
+def held():
+    """Open descriptors and threads of this process."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("same_engine", [True, False])
+def test_consumers_that_come_and_go_leave_nothing_behind(same_engine):
+    with pdkv.Engine("producer") as engine, LookupBuffer(engine) as producer, pdkv.Engine("consumer") as other:
+        peer = other.connect(engine.address, timeout_s=PATIENCE_S)
+
+        def visit(consumer_engine, peer):
+            with LookupBuffer(consumer_engine, peer, library="numpy") as consumer:
+                producer.insert(np.arange(4), None, np.zeros(50_000), None, None)
+                assert consumer.drop_select(np.arange(4), timeout_s=PATIENCE_S)[2].shape == (50_000,)
+
+        def turn():
+            if same_engine:
+                visit(other, peer)
+                return
+            with pdkv.Engine("visitor") as visitor:
+                visit(visitor, visitor.connect(engine.address, timeout_s=PATIENCE_S))
+
+        for _ in range(3):
+            turn()
+        until(lambda: not producer._sessions, "the end of the sessions")
+        before = held()
+        for _ in range(15):
+            turn()
+        until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), f"as few as before, {before}")
+        assert producer.used_bytes == 0
+
+
+EXIT = """
+import sys, threading
+import numpy as np
+import pdkv
+from pdkv.lookup_buffer import KVStore, LookupBuffer
+one, two = pdkv.Engine("one"), pdkv.Engine("two")
+producer, store = LookupBuffer(one), KVStore(one)
+consumer = LookupBuffer(two, two.connect(one.address), library="numpy")
+producer.insert(np.arange(4), None, np.zeros(3), None, None)
+selection = consumer.select(np.array([9]))
+threading.Thread(target=consumer.drop_select, args=(np.array([10]),), daemon=True).start()
+print(consumer.drop_select(np.arange(3))[0].tolist())
+"""
+
+
+def test_a_process_that_closes_nothing_ends_well():
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "[0, 1, 2, 3]\n"), done.stderr
