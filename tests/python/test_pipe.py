@@ -252,6 +252,28 @@ def test_close_wakes_who_receives(pipes):
     assert len(outcome) == 1
 
 
+def test_the_other_ends_abort_is_the_end(pipes):
+    left, right = pipes
+    left.send_tensor(np.arange(3))
+    same(right.recv_tensor(WAIT_S), np.arange(3))
+    left.abort()
+    with pytest.raises(BrokenPipeException, match="Connection closed by peer"):
+        right.recv_tensor(WAIT_S)
+
+
+@pytest.mark.parametrize("end", [Pipe.close, Pipe.abort])
+def test_a_new_pipe_of_the_same_name_starts_afresh(end):
+    with pdkv.Engine("a") as a, pdkv.Engine("b") as b:
+        there, back = a.connect(b.address), b.connect(a.address)
+        for index in range(5):
+            # The way back stays unused, and its half unaccepted.
+            left, right = Pipe(a, there, library="numpy"), Pipe(b, back, library="numpy")
+            left.send_tensor(np.full(3, index))
+            assert (right.recv_tensor(WAIT_S) == index).all()
+            end(left)
+            end(right)
+
+
 @pytest.mark.parametrize("size", [10, 4 * LARGE])
 def test_an_engine_that_ends_breaks_the_pipe(size):
     with pdkv.Engine("a") as a:

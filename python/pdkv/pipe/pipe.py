@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from pdkv.errors import (
     LayoutError,
     PdkvError,
     PeerLostError,
+    TransferCancelledError,
     TransferTimeoutError,
 )
 from pdkv.pipe.device import Places
@@ -239,6 +241,10 @@ class Pipe:
         self._closed = True
         self._sender.abort()
         receiver = self._receiver
+        if receiver is None:
+            # A half that nobody received from would be found by the next pipe of this name.
+            with suppress(PdkvError):
+                receiver = self._engine.accept_pipe(self._name, incarnation=self._peer.incarnation, timeout_s=0)
         if receiver is not None:
             receiver.close()
 
@@ -309,7 +315,7 @@ class Pipe:
 
     def _translated(self, error: PdkvError) -> PdkvError:
         """What is raised for a native error: the end of the pipe by its own name, everything else as it is."""
-        ended_there = isinstance(error, ClosedError) and not self._closed
+        ended_there = isinstance(error, ClosedError | TransferCancelledError) and not self._closed
         if not ended_there and not isinstance(error, PeerLostError):
             return error
         return BrokenPipeException(
