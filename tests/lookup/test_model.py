@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import settings, strategies
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 import pdkv
+from lookup.fake_pipe import fake_pair
 from pdkv.lookup_buffer import LookupBuffer
+from pdkv.lookup_buffer.remote import Remote
+from pdkv.lookup_buffer.server import Session
 
 MATCHES = ("either_prefix", "longest_prefix")
 tokens = strategies.lists(strategies.integers(0, 2), max_size=5)
@@ -94,45 +99,52 @@ class Comparison(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.buffer = LookupBuffer()
+        self.producer = self.consumer = LookupBuffer()
         self.naive = Naive()
         self.serial = 0
 
+    def settled(self):
+        """Everything that was said has been heard at both ends."""
+
     def teardown(self):
-        self.buffer.close()
-        assert self.buffer.used_bytes == 0 or self.naive.given
+        self.consumer.close()
+        self.producer.close()
 
     @rule(values=tokens, mask=masks)
     def insert(self, values, mask):
         self.serial += 1
-        self.buffer.insert(
+        self.producer.insert(
             array(values), mask and np.array(mask[: len(values)], bool), None, None, array([self.serial])
         )
         self.naive.insert(self.serial, masked(values, mask))
+        self.settled()
 
     @rule(values=strategies.none() | tokens, mask=masks, match=strategies.sampled_from(MATCHES))
     def drop_select(self, values, mask, match):
         keys = None if values is None else masked(values, mask)
         found = self.naive.find(keys, match)
         arguments = (None, None) if values is None else (array(values), mask and np.array(mask[: len(values)], bool))
-        assert self.buffer.peek(*arguments, match=match) == (None if found is None else found[1])
+        assert self.consumer.peek(*arguments, match=match) == (None if found is None else found[1])
         if found is None:
             with pytest.raises(pdkv.TransferTimeoutError):
-                self.buffer.drop_select(*arguments, timeout_s=0, match=match)
+                self.consumer.drop_select(*arguments, timeout_s=0, match=match)
             return
         self.naive.give(found[0], "now")
-        assert int(self.buffer.drop_select(*arguments, timeout_s=0, match=match)[4][0]) == self.naive.take("now")
+        assert int(self.consumer.drop_select(*arguments, timeout_s=0, match=match)[4][0]) == self.naive.take("now")
+        self.settled()
 
     @rule(target=requests, values=strategies.none() | tokens, match=strategies.sampled_from(MATCHES))
     def select(self, values, match):
-        request = self.buffer.select(None if values is None else array(values), match=match)
+        request = self.consumer.select(None if values is None else array(values), match=match)
         self.naive.ask(request, values, match)
+        self.settled()
         return request
 
     @rule(request=consumes(requests))
     def cancel(self, request):
         request.cancel()
         self.naive.cancel(request)
+        self.settled()
 
     @rule(target=requests, request=consumes(requests))
     def wait(self, request):
@@ -140,12 +152,39 @@ class Comparison(RuleBasedStateMachine):
         if not request.done:
             return request
         assert int(request.wait(0)[4][0]) == self.naive.take(request)
+        self.settled()
         return multiple()
 
     @invariant()
     def they_hold_the_same(self):
-        assert len(self.buffer) == sum(not entry[2] for entry in self.naive.entries)
+        assert len(self.producer) == sum(not entry[2] for entry in self.naive.entries)
+
+
+class RemoteComparison(Comparison):
+    """The same with a consumer at the other end of a pipe."""
+
+    def __init__(self):
+        super().__init__()
+        ours, theirs = fake_pair()
+        session = Session(self.producer._shelves, ours, "consumer", 60.0)
+        self.thread = threading.Thread(target=session.run, daemon=True)
+        self.thread.start()
+        self.consumer = LookupBuffer()
+        self.consumer._remote = Remote(theirs, "producer")
+
+    def settled(self):
+        # Words come in order, and the one who answers this has heard all before.
+        self.consumer.peek(None)
+
+    def teardown(self):
+        super().teardown()
+        self.thread.join(20)
+        assert self.producer.used_bytes == 0
 
 
 class TestComparison(Comparison.TestCase):
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TestRemoteComparison(RemoteComparison.TestCase):
+    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -191,8 +191,10 @@ class LookupBuffer:
             PeerLostError: The producer is gone.
             LayoutError: Tokens or mask of a shape or dtype that they can't have.
         """
-        with self.select(tokens, roi, match=match) as selection:
-            return selection.wait(timeout_s)
+        keys, once = self._keys(tokens, roi, "drop_select"), timeout_s is not None and timeout_s <= 0
+        with self._select(keys, match, blocks=False, once=once) as selection:
+            # Asking once takes as long as the answer does.
+            return selection.wait(self._timeout_s if once else timeout_s)
 
     def select(self, tokens: Any | None, roi: Any | None = None, *, match: str | None = None) -> Selection:
         """Begins a `drop_select` and returns at once; the result is waited for, or it is cancelled."""
@@ -240,8 +242,10 @@ class LookupBuffer:
         if keys is not None:
             needed_blocks(kv_cache, len(keys), block_ids, "drop_select_into")
         options = {"require": require, "require_direct": require_direct, "timeout_s": pull_timeout_s}
-        with self._select(keys, match, blocks=True) as selection:
-            found = pull(selection.hit(timeout_s), keys, kv_cache, block_ids, self._peer, **options)
+        once = timeout_s is not None and timeout_s <= 0
+        with self._select(keys, match, blocks=True, once=once) as selection:
+            hit = selection.hit(self._timeout_s if once else timeout_s)
+            found = pull(hit, keys, kv_cache, block_ids, self._peer, **options)
             selection.take()
         return found
 
@@ -313,11 +317,11 @@ class LookupBuffer:
             self._room.give(entry.nbytes)
             raise
 
-    def _select(self, keys: Any | None, match: str | None, *, blocks: bool) -> Selection:
+    def _select(self, keys: Any | None, match: str | None, *, blocks: bool, once: bool = False) -> Selection:
         longest = self._how(match)
         if self._remote is not None:
-            return self._remote.select(keys, longest=longest, blocks=blocks)
-        return ask(self._shelves[blocks], keys, longest=longest)
+            return self._remote.select(keys, longest=longest, blocks=blocks, once=once)
+        return ask(self._shelves[blocks], keys, longest=longest, once=once)
 
     def _serve(self, pipe: Pipe, consumer: str) -> None:
         session = Session(self._shelves, pipe, consumer, self._hold_s)

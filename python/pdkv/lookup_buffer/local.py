@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdkv.lookup_buffer.entry import Entry
-from pdkv.lookup_buffer.selection import Selection
+from pdkv.lookup_buffer.selection import Selection, nothing_matched
 from pdkv.lookup_buffer.shelf import Request, Shelf
 
 __all__ = ["ask"]
@@ -27,8 +27,8 @@ class _Hit:
         self._shelf.give_back(self._entry)
 
 
-def ask(shelf: Shelf, keys: Any | None, *, longest: bool) -> Selection:
-    """Asks for an entry; `keys` of `None` takes any."""
+def ask(shelf: Shelf, keys: Any | None, *, longest: bool, once: bool = False) -> Selection:
+    """Asks for an entry; `keys` of `None` takes any, and `once` does not wait for one."""
     selection = Selection(lambda: shelf.withdraw(request))
     request = Request(
         keys,
@@ -36,5 +36,6 @@ def ask(shelf: Shelf, keys: Any | None, *, longest: bool) -> Selection:
         deliver=lambda entry, matched: selection.settle(_Hit(shelf, entry, matched)),
         fail=selection.settle,
     )
-    shelf.ask(request)
+    if not shelf.ask(request, once=once):
+        selection.settle(nothing_matched(0))
     return selection

@@ -22,9 +22,9 @@ from pdkv.errors import (
     TransferCancelledError,
     TransferTimeoutError,
 )
-from pdkv.lookup_buffer.selection import Selection
+from pdkv.lookup_buffer.selection import Selection, nothing_matched
 from pdkv.lookup_buffer.server import MessagePipe
-from pdkv.lookup_buffer.words import BLOCKS, LONGEST, Kind, Word, error_of, pack, unpack
+from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, error_of, pack, unpack
 
 __all__ = ["Remote"]
 
@@ -68,8 +68,8 @@ class Remote:
         self._thread = threading.Thread(target=self._listen, name="pdkv-lookup-ear", daemon=True)
         self._thread.start()
 
-    def select(self, keys: Any | None, *, longest: bool, blocks: bool) -> Selection:
-        """Asks for an entry; `keys` of `None` takes any."""
+    def select(self, keys: Any | None, *, longest: bool, blocks: bool, once: bool = False) -> Selection:
+        """Asks for an entry; `keys` of `None` takes any, and `once` does not wait for one."""
         number = -1
         selection = Selection(lambda: self._cancel(number))
 
@@ -80,12 +80,14 @@ class Remote:
                 if len(tensors) != _TENSORS or bool(answer.tail) != blocks:
                     raise IntegrityError(f"an entry of `{len(tensors)}` tensors came", operation="lookup")
                 selection.settle(_Hit(self, answer, tensors))
+            elif once:
+                selection.settle(nothing_matched(0))
             elif selection.cancelled:
-                pass  # it was cancelled, and the producer heard that in time
+                pass  # and the producer heard that in time
             else:
                 raise IntegrityError("a miss came that nobody asked for", operation="lookup")
 
-        number = self._ask(Kind.SELECT, keys, LONGEST * longest | BLOCKS * blocks, b"", answered)
+        number = self._ask(Kind.SELECT, keys, LONGEST * longest | BLOCKS * blocks | ONCE * once, b"", answered)
         return selection
 
     def peek(self, keys: Any | None, *, longest: bool, blocks: bool, timeout_s: float | None) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from pdkv.errors import ClosedError, PdkvError, TransferCancelledError, TransferTimeoutError
 
-__all__ = ["Hit", "Selection"]
+__all__ = ["Hit", "Selection", "nothing_matched"]
 
 _OPERATION = "drop_select"
 
@@ -38,6 +38,15 @@ class Hit(Protocol):
 
     def give_back(self) -> None:
         """It goes back to its place."""
+
+
+def nothing_matched(timeout_s: float | None) -> TransferTimeoutError:
+    """What a miss is."""
+    return TransferTimeoutError(
+        f"no entry matched within `{timeout_s:g}` s",
+        operation=_OPERATION,
+        hint="insert() of the producer ends the wait; peek() asks and takes nothing",
+    )
 
 
 class Selection:
@@ -81,11 +90,7 @@ class Selection:
             As `wait`.
         """
         if not self._event.wait(timeout_s):
-            raise TransferTimeoutError(
-                f"no entry matched within `{timeout_s:g}` s",
-                operation=_OPERATION,
-                hint="insert() of the producer ends the wait; peek() asks without waiting",
-            )
+            raise nothing_matched(timeout_s)
         with self._lock:
             if self._state == "cancelled":
                 raise TransferCancelledError("the request was cancelled", operation=_OPERATION)

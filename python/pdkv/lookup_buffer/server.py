@@ -26,7 +26,7 @@ from pdkv.errors import (
 from pdkv.lookup_buffer.entry import Entry
 from pdkv.lookup_buffer.shelf import Request, Shelf
 from pdkv.lookup_buffer.tensors import keys_of
-from pdkv.lookup_buffer.words import BLOCKS, LONGEST, Kind, Word, pack, refusal, unpack
+from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, pack, refusal, unpack
 
 __all__ = ["MAX_OPEN", "MessagePipe", "Session"]
 
@@ -157,7 +157,10 @@ class Session:
         )
         with self._lock:
             self._parked[word.request] = (shelf, request)
-        shelf.ask(request)
+        if not shelf.ask(request, once=bool(word.number & ONCE)):
+            with self._lock:
+                del self._parked[word.request]
+            self._say(Word(Kind.MISS, word.request))
 
     def _cancel(self, number: int) -> None:
         with self._lock:

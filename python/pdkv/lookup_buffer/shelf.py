@@ -75,19 +75,28 @@ class Shelf:
             pair = self._pair(entry)
         _deliver(entry, pair)
 
-    def ask(self, request: Request) -> None:
-        """Gives an entry to a request, now or as soon as one matches."""
+    def ask(self, request: Request, *, once: bool = False) -> bool:
+        """Gives an entry to a request, now or as soon as one matches.
+
+        Args:
+            request: Who wants it.
+            once: Whether it does not wait.
+
+        Returns:
+            Whether it was answered or waits; not so if nothing matches a request that does not wait.
+        """
         with self._lock:
             found = self._find(request.keys, longest=request.longest)
             hopeless = found is None and self._finished
             if found is not None:
                 self._take(found[0])
-            elif not hopeless:
+            elif not hopeless and not once:
                 self._park(request)
         if found is not None:
             request.deliver(*found)
         elif hopeless:
             request.fail(_closed("drop_select"))
+        return found is not None or hopeless or not once
 
     def withdraw(self, request: Request) -> bool:
         """Takes a request back; says whether it was still waiting."""

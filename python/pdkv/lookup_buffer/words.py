@@ -43,8 +43,8 @@ class Kind(IntEnum):
     END = 19
 
 
-# How a SELECT or PEEK wants its entry, as bits of its number.
-LONGEST, BLOCKS = 1, 2
+# How a SELECT or PEEK wants its entry, as bits of its number. ONCE is answered by a MISS instead of waiting.
+LONGEST, BLOCKS, ONCE = 1, 2, 4
 
 
 class Word(NamedTuple):
@@ -53,7 +53,7 @@ class Word(NamedTuple):
     Attributes:
         kind: What it is.
         request: Which request it is about; counted by the one who asks.
-        number: HIT: how many tokens agree. SELECT and PEEK: `LONGEST`, `BLOCKS` or both.
+        number: HIT: how many tokens agree. SELECT and PEEK: `LONGEST`, `BLOCKS` and `ONCE`, added up.
         tail: HIT of blocks: the reference. GET and EXISTS: the key. REFUSED and END: kind of the error and its text.
     """
 
@@ -80,7 +80,7 @@ def unpack(tag: bytes) -> Word:
     if kind not in Kind._value2member_map_:
         raise _garbage(f"of kind `{kind}`")
     word = Word(Kind(kind), request, number, tag[_HEAD.size :])
-    if word.kind in (Kind.SELECT, Kind.PEEK) and number > LONGEST | BLOCKS:
+    if word.kind in (Kind.SELECT, Kind.PEEK) and number > LONGEST | BLOCKS | ONCE:
         raise _garbage(f"with the flags `{number:#x}`")
     return word
 
