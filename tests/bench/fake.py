@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import queue
 import socket
 import time
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import numpy as np
 
 from pdkv.bench import pattern
 from pdkv.bench.side import Toolkit
-from pdkv.errors import TransferError
+from pdkv.errors import TransferError, TransferTimeoutError
 
 
 class World:
@@ -28,13 +29,15 @@ class World:
         self.numbers = itertools.count()
         self.known = {}
         self.open_engines = 0
+        self.sent = queue.SimpleQueue()
 
     @property
     def kit(self):
         def engine(name, **options):
-            return Engine(self, name)
+            return Engine(self, name, options.get("transports"))
 
-        return Toolkit(SimpleNamespace(Engine=engine, Reference=Text, RegionDescriptor=Text), Native())
+        library = SimpleNamespace(Engine=engine, Reference=Text, RegionDescriptor=Text, Pipe=Pipe, UcxConfig=dict)
+        return Toolkit(library, Native())
 
     def remember(self, value):
         key = f"k{len(self.known)}"
@@ -91,8 +94,9 @@ class Transfer:
 
 
 class Engine:
-    def __init__(self, world, name):
+    def __init__(self, world, name, transports):
         self.world, self.name, self.address = world, name, f"fake:{name}"
+        self.transports = transports
         world.open_engines += 1
         self.closed = False
 
@@ -166,6 +170,49 @@ class Peer:
     write = read
 
     def close(self):
+        pass
+
+
+class Pipe:
+    """A queue of copies. `fault` happens to the tensor of that number: `flip`, `cast`, `fail`, `swap` with the next."""
+
+    def __init__(self, engine, peer, channel, library=None):
+        self.world, self.held = engine.world, None
+        self.path = Path(engine.transports[0] if engine.world.path == "shm" else engine.world.path)
+        self.stats = dict.fromkeys(("items", "bytes", "inline_bytes", "direct_bytes", "staged_bytes"), 0)
+
+    def send_tensor(self, tensor):
+        world = self.world
+        fault = world.fault if next(world.numbers) == world.transfer else ""
+        if fault == "fail":
+            raise TransferError("made to fail", hint="none")
+        sent = tensor.copy()
+        if fault == "flip":
+            sent.reshape(-1).view(np.uint8)[3] ^= 0x40
+        if fault == "cast":
+            sent = sent.view(np.int8)
+        small = "inline_bytes" if sent.nbytes <= 65536 else "direct_bytes"
+        for name in ("bytes", small):
+            self.stats = {**self.stats, name: self.stats[name] + sent.nbytes}
+        self.stats = {**self.stats, "staged_bytes": self.stats["staged_bytes"] + world.staged}
+        if fault == "swap":
+            self.held = sent
+            return
+        world.sent.put(sent)
+        if self.held is not None:
+            world.sent.put(self.held)
+            self.held = None
+
+    def recv_tensor(self, timeout_s=None):
+        try:
+            return self.world.sent.get(timeout=2)
+        except queue.Empty:
+            raise TransferTimeoutError("nothing came", hint="none") from None
+
+    def flush(self, timeout_s=None):
+        pass
+
+    def abort(self):
         pass
 
 

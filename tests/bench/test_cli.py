@@ -1,4 +1,6 @@
 import argparse
+import csv
+import io
 import json
 import sys
 
@@ -6,6 +8,7 @@ import pytest
 
 from bench.fake import World
 from pdkv.bench import cli, producer, run
+from pdkv.bench.pipe import exchange, peers
 from pdkv.bench.side import Toolkit
 from pdkv.errors import ConfigError
 
@@ -26,6 +29,8 @@ def world(monkeypatch):
     world = World()
     monkeypatch.setattr(Toolkit, "real", classmethod(lambda cls: world.kit))
     monkeypatch.setattr(producer, "spawned", lambda timeout_s: producer.threaded(world.kit, timeout_s))
+    for module in (exchange, peers):
+        monkeypatch.setattr(module, "has_torch", lambda: False)
     return world
 
 
@@ -107,6 +112,10 @@ def test_argparse_shows_bad_values(arguments, capsys):
         (["--output", "no/such/folder/x.json"], "no existing folder"),
         (["--mode", "latency", "--plot", "x.png"], "--plot"),
         (["--compare", "gloo"], "gloo"),
+        (["--mode", "pipe", "--compare", "ucxx"], "ucxx"),
+        (["--mode", "pipe", "--plot", "x.png"], "--plot"),
+        (["--mode", "pipe", "--transport", "inproc"], "inproc"),
+        (["--mode", "pipe", "--shape", "1,1,1,1,1,1,1,1,1"], "extents"),
         (["--mode", "latency", "--compare", "ucxx"], "--compare"),
         (["--mode", "latency", "--transport", "inproc"], "two processes"),
     ],
@@ -148,6 +157,28 @@ def test_reports_go_to_files(world, form, tmp_path, capsys):
         assert [row["kind"] for row in json.loads(text)["rows"]] == ["pdkv", "limit"]
     else:
         assert "tiny" in text
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+def test_a_pipe_is_measured_and_shown(world, form, capsys):
+    arguments = ["--shape", "5,40000", "--small", "30", "--iters", "2", "--transport", "shm,tcp", "--format", form]
+    assert cli.run(parse("--mode", "pipe", *arguments)) == 0
+    told = capsys.readouterr().out
+    if form == "text":
+        for word in ("2 x [5, 40000] uint16", "30 x [1024] uint8", "limit scattered copy", "nothing wrong"):
+            assert word in told
+        assert "not measured: torch is not installed" in told
+        return
+    found = json.loads(told)["rows"] if form == "json" else list(csv.DictReader(io.StringIO(told)))
+    names = [row["name"] for row in found]
+    others = ["gloo send/recv", "pickle over TCPStore"]
+    assert names == ["pipe", "scattered copy", *others, "pipe", "sendmsg + readv", *others, "pipe", *others]
+
+
+def test_a_wrong_byte_of_a_pipe_ends_with_1(world, capsys):
+    world.fault, world.transfer = "flip", 3
+    assert cli.run(parse("--mode", "pipe", "--shape", "5,40000", "--small", "0", "--iters", "1")) == 1
+    assert "1 WRONG" in capsys.readouterr().out
 
 
 def test_inproc_needs_no_process(world, monkeypatch, capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from pdkv.bench.presets import ITEM_BYTES, Geometry
 from pdkv.bench.tables import Fragmentation, Ids, block_tables, pool_blocks
@@ -152,9 +153,9 @@ class Case:
         Raises:
             ConfigError: A field is missing, unknown, or of the wrong kind.
         """
-        plain = _fields_of(value, cls)
-        geometry = _fields_of(plain["geometry"], Geometry)
-        ucx = _fields_of(plain["ucx"], Ucx)
+        plain = fields_of(value, cls)
+        geometry = fields_of(plain["geometry"], Geometry)
+        ucx = fields_of(plain["ucx"], Ucx)
         fragmentation = Fragmentation.parse(str(plain["fragmentation"]))
         made = {"geometry": Geometry(**geometry), "ucx": Ucx(**ucx), "fragmentation": fragmentation}  # type: ignore[arg-type]
         return cls(**{**plain, **made})  # type: ignore[arg-type]
@@ -163,7 +164,12 @@ class Case:
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (float, int)}
 
 
-def _fields_of(value: object, cls: type[Case] | type[Geometry] | type[Ucx]) -> dict[str, object]:
+def fields_of(value: object, cls: type[Any]) -> dict[str, object]:
+    """Checks that a value of another process has the fields of a dataclass, and numbers and texts where it has them.
+
+    Raises:
+        ConfigError: A field is missing, unknown, or of the wrong kind.
+    """
     names = {one.name: str(one.type) for one in fields(cls)}
     if not isinstance(value, dict) or set(value) != set(names):
         raise ConfigError(f"a {cls.__name__.lower()} needs exactly the fields {', '.join(names)}")

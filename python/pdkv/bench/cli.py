@@ -12,12 +12,16 @@ from pdkv.errors import ConfigError, PdkvError
 
 if TYPE_CHECKING:
     from pdkv.bench.cases import Axes
+    from pdkv.bench.pipe.exchange import Way
+    from pdkv.bench.pipe.measure import Plan
 
 T = TypeVar("T")
 
 DEFAULT_MODEL = "llama-3.1-8b"
 _DEFAULT_ISL = 2048
-PEERS = ("ucxx",)
+MODES = ("throughput", "latency", "pipe")
+# What `--compare` takes, by mode.
+PEERS = {"throughput": ("ucxx",), "pipe": ("gloo", "pickle")}
 
 _EXAMPLES = """\
 examples:
@@ -25,6 +29,7 @@ examples:
   pdkv bench --model llama-3.3-70b --isl 4096 --transport shm,cma,tcp
   pdkv bench --block-bytes 4KiB,16KiB,64KiB,1MiB --total 512MiB --transport cma --format csv
   pdkv bench --mode latency --transport shm,cma
+  pdkv bench --mode pipe --shape 8,256,8,128 --transport shm,tcp
   pdkv bench --transport ucx --ucx-tls posix,cma --ucx-one-sided any --op write --isl 65536
   pdkv bench --transport shm,tcp --compare ucxx
   pdkv bench --suite floors --output floors.json --format json
@@ -74,9 +79,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "--mode",
-        choices=("throughput", "latency"),
-        default="throughput",
-        help="rates, or short transfers and side effects (default: %(default)s)",
+        choices=MODES,
+        default=MODES[0],
+        help="rates of blocks, short transfers and side effects, or tensors through a pipe (default: %(default)s)",
     )
     what.add_argument("--suite", choices=("floors",), help="measure everything pdkv promises and judge it")
     what.add_argument("--strict", action="store_true", help="with --suite: exit with 3 if a floor is missed")
@@ -106,7 +111,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list(str),
         default=[],
         metavar="PEER,...",
-        help=f"move the same blocks by other programs too: {', '.join(PEERS)} (needs pdkv[bench-peers])",
+        help=f"move the same blocks by other programs too: {', '.join(PEERS['throughput'])} (needs pdkv[bench-peers]); "
+        f"with --mode pipe the same tensors: {', '.join(PEERS['pipe'])} (default: both; they need torch)",
     )
 
     shape = parser.add_argument_group("geometry")
@@ -120,7 +126,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--layers", type=_item(sizes.parse_count), metavar="N", help="of --model custom")
     shape.add_argument("--kv-heads", type=_item(sizes.parse_count), metavar="N", help="of --model custom")
     shape.add_argument("--head-dim", type=_item(sizes.parse_count), metavar="N", help="of --model custom")
-    shape.add_argument("--dtype", choices=tuple(presets.ITEM_BYTES), help="of --model custom (default: bfloat16)")
+    shape.add_argument(
+        "--dtype", choices=tuple(presets.ITEM_BYTES), help="of --model custom and --shape (default: bfloat16)"
+    )
     shape.add_argument(
         "--block-tokens",
         type=_list(sizes.parse_count),
@@ -178,6 +186,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shape.add_argument(
         "--seed", type=_item(_natural), default=1, metavar="N", help="draws tables and bytes (default: %(default)s)"
+    )
+
+    tensors = parser.add_argument_group("tensors, of --mode pipe")
+    tensors.add_argument(
+        "--shape",
+        type=_list(sizes.parse_count),
+        default=[80, 2048, 8, 128],
+        metavar="N,...",
+        help="of each of the two large tensors (default: 80,2048,8,128)",
+    )
+    tensors.add_argument(
+        "--small",
+        type=_item(_natural),
+        default=10_000,
+        metavar="N",
+        help="tensors of 1 KiB to send one after another, 0 for none (default: %(default)s)",
     )
 
     machine = parser.add_argument_group("machine")
@@ -282,6 +306,41 @@ def axes(args: argparse.Namespace) -> Axes:
         seed=args.seed,
         total=(args.total or 512 << 20) if args.block_bytes else None,
         ucx=ucx.Ucx(args.ucx_tls, args.ucx_one_sided, args.ucx_window, args.ucx_library),
+    )
+
+
+def ways(args: argparse.Namespace, default: Sequence[str]) -> list[Way]:
+    """Turns parsed arguments into the ways tensors go; `default` says by which transports unless told.
+
+    Raises:
+        ConfigError: A transport is none between two processes.
+    """
+    from pdkv.bench import host
+    from pdkv.bench.pipe.exchange import Way
+
+    transports = default if args.transport == ["auto"] else args.transport
+    threads = (args.threads or [host.default_threads()])[0]
+    use = ucx.Ucx(args.ucx_tls, args.ucx_one_sided, args.ucx_window, args.ucx_library)
+    return [Way(transport, threads, args.streams, use) for transport in transports]
+
+
+def pipe_plan(args: argparse.Namespace) -> Plan:
+    """Turns parsed arguments into the plan of `--mode pipe`.
+
+    Raises:
+        ConfigError: A value is unknown or impossible.
+    """
+    from pdkv.bench.pipe.exchange import SMALL_BYTES, Exchange, installed_library
+    from pdkv.bench.pipe.measure import Plan
+
+    by, library = ways(args, ("shm", "cma", "tcp")), installed_library()
+    threads = by[0].threads
+    return Plan(
+        ways=by,
+        large=Exchange(tuple(args.shape), args.dtype or "bfloat16", 2, library, threads, args.seed),
+        small=Exchange((SMALL_BYTES,), "uint8", args.small, library, threads, args.seed) if args.small else None,
+        peers=args.compare or PEERS["pipe"],
+        far=args.role == "consumer",
     )
 
 

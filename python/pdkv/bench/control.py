@@ -10,7 +10,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pdkv import errors
@@ -213,3 +213,26 @@ def greet() -> tuple[str, Channel]:
         print(json.dumps({"address": join_address(*listener.getsockname()[:2])}), flush=True)
         sock, _ = listener.accept()
     return token, Channel(sock, _QUIET_S)
+
+
+def serve(channel: Channel, token: str, handlers: Mapping[str, Callable[[Message], Message]]) -> None:
+    """Answers the process that started this one until it closes the channel; its first request must carry `token`.
+
+    Whatever a handler raises is an answer: other programs have errors of many kinds, and the row says which it was.
+    """
+    greeted = False
+    while (request := channel.receive()) is not None:
+        do = str(request.get("do"))
+        try:
+            if not greeted:
+                greeted = do == "hello" and secrets.compare_digest(str(request.get("token")), token)
+                if not greeted:
+                    raise ConfigError("the bench token is not this process's")
+                channel.send({})
+            else:
+                channel.send(handlers[do](request))
+        except PdkvError as error:
+            channel.send(failure(error))
+        except Exception as error:  # noqa: BLE001 - said above
+            channel.send({"error": f"{type(error).__name__}: {error}", "class": "PdkvError", "hint": None})
+    channel.close()

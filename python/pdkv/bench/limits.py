@@ -19,25 +19,16 @@ import numpy as np
 from pdkv.bench import control
 from pdkv.bench.buffers import Pages
 from pdkv.bench.control import Channel
+from pdkv.bench.mover import Mover
 from pdkv.bench.pattern import U64
 from pdkv.bench.side import Side
 from pdkv.errors import PeerLostError, UnsupportedError
 
 
-class Rival:
-    """Something else that moves a case's pages, measured in turn with pdkv.
-
-    Attributes:
-        kind: `limit` for a loop with nothing around it, `peer` for another program.
-        name: What the row says.
-        note: What a reader of the row must know beside that.
-        checked: Whether what it moves can be checked.
-    """
+class Rival(Mover):
+    """Something else that moves a case's pages, measured in turn with pdkv."""
 
     kind = "limit"
-    name = ""
-    note = ""
-    checked = True
 
     def __init__(self, side: Side, producer: Channel) -> None:
         """Takes the consumer's side and the way to the producer."""
@@ -47,20 +38,9 @@ class Rival:
         """Writes fresh bytes where `run` reads them: by default the producer's pages."""
         self.producer.ask("fill", stamp=stamp)
 
-    def run(self) -> float:
-        """Moves all pages once; gives the seconds it took.
-
-        Raises:
-            PdkvError: It failed.
-        """
-        raise UnsupportedError(f"`{self.name}` moves nothing")
-
     def count_wrong(self, stamp: int) -> int:
         """Checks what `run` moved, by default into the consumer's pages; names the first wrong pages on stderr."""
         return self.side.find_wrong(stamp).report(f"{self.name} stamp {stamp}")
-
-    def close(self) -> None:
-        """Gives everything back."""
 
 
 def limit_for(path: str, native: Any, side: Side, producer: Channel, opened: control.Message) -> Rival | None:

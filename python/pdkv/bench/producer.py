@@ -18,6 +18,7 @@ from pdkv.bench import control, host
 from pdkv.bench.cases import Case
 from pdkv.bench.control import Channel, Message
 from pdkv.bench.limits import StreamSource
+from pdkv.bench.pipe.ends import Source
 from pdkv.bench.side import Side, Toolkit, idle_engines
 from pdkv.bench.ucx_loop import LoopEnd
 from pdkv.errors import ConfigError, PdkvError
@@ -35,6 +36,7 @@ class Producer:
         self._loop: LoopEnd | None = None
         self._idle: list[Any] = []
         self._greeted = False
+        self._pipe = Source(kit, channel, insecure=insecure, timeout_s=timeout_s)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "hello": self._hello,
             "open": self._open,
@@ -51,6 +53,7 @@ class Producer:
             "loop_close": self._close_loop,
             "idle": self._open_idle,
             "close": self._close,
+            **self._pipe.handlers,
         }
 
     def serve(self) -> None:
@@ -60,6 +63,7 @@ class Producer:
                 self._channel.send(self._reply(request))
         finally:
             self._close({})
+            self._pipe.close()
             self._channel.close()
 
     def _reply(self, request: Message) -> Message:

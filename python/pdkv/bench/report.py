@@ -8,8 +8,8 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pdkv.bench.rows import Row
 from pdkv.bench.sizes import format_size
@@ -99,21 +99,34 @@ def title(rows: Sequence[Row]) -> str:
     return f"pdkv bench: {'; '.join(parts)}"
 
 
-def as_json(rows: Sequence[Row], host: dict[str, object], **more: object) -> str:
+class Plain(Protocol):
+    """A row of any kind: a dataclass whose `to_json` gives its fields in their order."""
+
+    def to_json(self) -> dict[str, object]:
+        """Gives plain values."""
+
+
+def as_json(rows: Sequence[Plain], host: dict[str, object], **more: object) -> str:
     """Writes `{"rows": [...], "host": {...}}`."""
     return json.dumps({"rows": [row.to_json() for row in rows], "host": host, **more}, indent=1)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """Writes one line per row, headed by the names of the row's fields."""
+def as_csv(rows: Sequence[Plain]) -> str:
+    """Writes one line per row, headed by the names of the rows' fields."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Row)]
-    writer.writerow(names)
-    for row in rows:
-        plain = row.to_json() | {"versions": " ".join(f"{key}={value}" for key, value in row.versions.items())}
-        writer.writerow(["" if plain[name] is None else plain[name] for name in names])
+    for i, row in enumerate(rows):
+        plain = row.to_json()
+        if i == 0:
+            writer.writerow(plain)
+        writer.writerow([_csv_cell(value) for value in plain.values()])
     return text.getvalue().rstrip("\n")
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={one}" for key, one in value.items())
+    return "" if value is None else value
 
 
 def as_text(rows: Sequence[Row], width: int | None = None) -> str:

@@ -12,6 +12,7 @@ from typing import Protocol
 from pdkv.bench import control, perftest, ucx_loop, ucxx_peer
 from pdkv.bench.control import Channel
 from pdkv.bench.limits import Rival, limit_for
+from pdkv.bench.mover import Mover
 from pdkv.bench.rows import Beside
 from pdkv.bench.side import Side, Toolkit
 from pdkv.errors import PdkvError
@@ -23,12 +24,12 @@ _PERFTEST_S = 60.0
 
 @dataclass
 class Entry:
-    """One rival in a case and what was measured of it."""
+    """One that is measured in turn with others, and what was measured of it. Only a peer may fail."""
 
     kind: str
     name: str
     note: str = ""
-    rival: Rival | None = None
+    rival: Mover | None = None
     seconds: list[float] = field(default_factory=list)
     wrong: int = 0
 
@@ -42,7 +43,7 @@ class Entry:
             if self.rival.checked:
                 self.wrong += self.rival.count_wrong(stamp)
         except PdkvError as error:
-            if self.kind == "limit":
+            if self.kind != "peer":
                 raise
             self._drop(error)
             return
@@ -58,7 +59,7 @@ class Entry:
         try:
             rival.close()
         except PdkvError as error:
-            if self.kind == "limit":
+            if self.kind != "peer":
                 raise
             self.note += f"; {error}"
 
@@ -141,21 +142,19 @@ def entries(path: str, detail: str, wanted: Wanted, side: Side, opened: control.
     if wanted.limits and (limit := limit_for(path, wanted.kit.native, side, wanted.producer, opened)) is not None:
         found.append(Entry(limit.kind, limit.name, rival=limit))
     if wanted.limits and path == "ucx":
-        loop = _entry(
-            "limit", ucx_loop.loop_name(case.active), lambda: ucx_loop.Loop(wanted.kit.native, side, producer)
-        )
+        loop = made("limit", ucx_loop.loop_name(case.active), lambda: ucx_loop.Loop(wanted.kit.native, side, producer))
         found.append(loop)
         if isinstance(loop.rival, ucx_loop.Loop):
             one = ucx_loop.OneBlock(loop.rival)
             found.append(Entry(one.kind, one.name, rival=one))
         test, version = perftest_name(case.op, detail), detail.rpartition("UCX ")[2]
-        found.append(_entry("peer", f"ucx_perftest {test}", lambda: Perftest(side, producer, test, version)))
+        found.append(made("peer", f"ucx_perftest {test}", lambda: Perftest(side, producer, test, version)))
     if "ucxx" in wanted.compare:
-        found.append(_entry("peer", ucxx_peer.Ucxx.name, lambda: ucxx_peer.Ucxx(side, producer, wanted.timeout_s)))
+        found.append(made("peer", ucxx_peer.Ucxx.name, lambda: ucxx_peer.Ucxx(side, producer, wanted.timeout_s)))
     return found
 
 
-def _entry(kind: str, name: str, make: Callable[[], Rival]) -> Entry:
+def made(kind: str, name: str, make: Callable[[], Mover]) -> Entry:
     """Makes a rival; if that is not possible the entry says why."""
     try:
         return Entry(kind, name, rival=make())

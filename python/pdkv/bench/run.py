@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdkv.bench import cli, control, floors, host, latency, plot, producer, report, ucxx_peer
+from pdkv.bench import cli, control, floors, host, latency, lines, plot, producer, report, ucxx_peer
 from pdkv.bench.cases import Case
 from pdkv.bench.latency import Figure
+from pdkv.bench.lines import Line
 from pdkv.bench.measure import Bench
+from pdkv.bench.pipe import measure as pipe_measure
 from pdkv.bench.progress import progress
 from pdkv.bench.rows import Row
 from pdkv.bench.side import Toolkit
@@ -37,9 +39,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.suite == "floors":
         return _floors(args)
-    if args.mode == "latency":
-        return _latency(args)
-    return _throughput(args)
+    runs = {"throughput": _throughput, "latency": _latency, "pipe": _pipe}
+    return runs[args.mode](args)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -52,15 +53,16 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("`--listen` needs `--role producer`")
     if args.role != "consumer" and args.connect is not None:
         raise ConfigError("`--connect` needs `--role consumer`")
-    if unknown := [name for name in args.compare if name not in cli.PEERS]:
-        raise ConfigError(f"`{unknown[0]}` is no program to compare with", hint=f"use {', '.join(cli.PEERS)}")
-    if args.compare and (args.mode == "latency" or args.suite is not None):
+    if args.compare and (args.mode not in cli.PEERS or args.suite is not None):
         raise ConfigError("`--compare` has rates; leave it out with `--mode latency` and with `--suite`")
-    if args.compare:
+    peers = cli.PEERS.get(args.mode, ())
+    if unknown := [name for name in args.compare if name not in peers]:
+        raise ConfigError(f"`{unknown[0]}` is no program to compare with", hint=f"use {', '.join(peers)}")
+    if "ucxx" in args.compare:
         ucxx_peer.check()
     if args.plot is not None:
-        if args.mode == "latency":
-            raise ConfigError("`--plot` draws rates; leave it out with `--mode latency`")
+        if args.mode != "throughput" and args.suite is None:
+            raise ConfigError(f"`--plot` draws rates of blocks; leave it out with `--mode {args.mode}`")
         plot.check(Path(args.plot))
     if args.output is not None and not Path(args.output).resolve().parent.is_dir():
         raise ConfigError(f"`{args.output}` is in no existing folder")
@@ -125,6 +127,24 @@ def _figures(args: argparse.Namespace, figures: Sequence[Figure], lines: list[li
     return report.align(lines, left=2)
 
 
+def _pipe(args: argparse.Namespace) -> int:
+    plan = cli.pipe_plan(args)
+    with progress(plan.steps(args.iters)) as (label, tick), _bench(args, inproc=False) as bench:
+        bench.tick = tick
+        measured = pipe_measure.run(bench, plan, label)
+    return _show_lines(args, measured)
+
+
+def _show_lines(args: argparse.Namespace, measured: Sequence[Line]) -> int:
+    if args.format == "json":
+        _write(args, report.as_json(measured, host.facts()))
+    elif args.format == "csv":
+        _write(args, report.as_csv(measured))
+    else:
+        _write(args, f"{lines.as_text(measured)}\n\n{lines.summary(measured)}")
+    return 1 if any(line.wrong for line in measured) else 0
+
+
 def _floors(args: argparse.Namespace) -> int:
     threads = (args.threads or [host.default_threads()])[0]
     with progress(floors.steps()) as (label, tick), _bench(args, inproc=False) as bench:
@@ -173,7 +193,7 @@ def _made(args: argparse.Namespace, kit: Toolkit, channel: control.Channel) -> B
         iters=args.iters,
         warmup=args.warmup,
         limits=not args.no_limit,
-        compare=tuple(args.compare),
+        compare=tuple(args.compare) if args.mode == "throughput" else (),
         insecure=args.insecure,
         timeout_s=args.timeout,
         quiet_wait_s=args.quiet_wait,

@@ -9,7 +9,6 @@ their tables. What can be prepared (buffers, tags) is prepared before the clock 
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -20,9 +19,9 @@ import numpy as np
 from pdkv.bench import control
 from pdkv.bench.buffers import Pages
 from pdkv.bench.cases import Case
-from pdkv.bench.control import Channel, Message
+from pdkv.bench.control import Message
 from pdkv.bench.side import Toolkit
-from pdkv.errors import ConfigError, PdkvError
+from pdkv.errors import ConfigError
 
 
 class End:
@@ -86,36 +85,17 @@ def _advance(posted: deque[Any], worker: Any) -> None:
 class Server:
     """Answers the requests of the process that drives this one."""
 
-    def __init__(self, kit: Toolkit, channel: Channel, token: str) -> None:
-        """Serves over `channel`; the first request must carry `token`."""
-        self._kit, self._channel, self._token = kit, channel, token
+    def __init__(self, kit: Toolkit) -> None:
+        """Has no case yet."""
+        self._kit = kit
         self._end: End | None = None
-        self._handlers: dict[str, Callable[[Message], Message]] = {
+        self.handlers: dict[str, Callable[[Message], Message]] = {
             "open": self._open,
             "connect": self._connect,
             "fill": self._fill,
             "move": self._move,
             "check": self._check,
         }
-
-    def serve(self) -> None:
-        """Answers until the other side closes the channel."""
-        greeted = False
-        while (request := self._channel.receive()) is not None:
-            do = str(request.get("do"))
-            try:
-                if not greeted:
-                    greeted = do == "hello" and secrets.compare_digest(str(request.get("token")), self._token)
-                    if not greeted:
-                        raise ConfigError("the bench token is not this process's")
-                    self._channel.send({})
-                else:
-                    self._channel.send(self._handlers[do](request))
-            except PdkvError as error:
-                self._channel.send(control.failure(error))
-            except Exception as error:  # noqa: BLE001 - the bindings have many; the row says which it was
-                self._channel.send({"error": f"{type(error).__name__}: {error}", "class": "PdkvError", "hint": None})
-        self._channel.close()
 
     def _open(self, request: Message) -> Message:
         self._end = End(self._kit, Case.from_json(request["case"]), str(request["role"]))
@@ -146,7 +126,7 @@ class Server:
 def main() -> NoReturn:
     """Serves the one process that started this one."""
     token, channel = control.greet()
-    Server(Toolkit.real(), channel, token).serve()
+    control.serve(channel, token, Server(Toolkit.real()).handlers)
     # The bindings' destructors close the endpoint and may wait for ever for the other end, which has left too.
     sys.stderr.flush()
     os._exit(0)
