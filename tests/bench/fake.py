@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from bench import fake_lookup
 from pdkv.bench import pattern
 from pdkv.bench.side import Toolkit
 from pdkv.errors import TransferError, TransferTimeoutError
@@ -30,14 +31,25 @@ class World:
         self.known = {}
         self.open_engines = 0
         self.sent = queue.SimpleQueue()
+        self.open_buffers = 0
+        self.buffers = fake_lookup.buffers(self)
 
     @property
     def kit(self):
         def engine(name, **options):
             return Engine(self, name, options.get("transports"))
 
-        library = SimpleNamespace(Engine=engine, Reference=Text, RegionDescriptor=Text, Pipe=Pipe, UcxConfig=dict)
-        return Toolkit(library, Native())
+        return Toolkit(
+            SimpleNamespace(
+                Engine=engine,
+                LookupBuffer=self.buffers,
+                Pipe=Pipe,
+                Reference=Text,
+                RegionDescriptor=Text,
+                UcxConfig=dict,
+            ),
+            Native(),
+        )
 
     def remember(self, value):
         key = f"k{len(self.known)}"
@@ -181,7 +193,7 @@ class Pipe:
         self.path = Path(engine.transports[0] if engine.world.path == "shm" else engine.world.path)
         self.stats = dict.fromkeys(("items", "bytes", "inline_bytes", "direct_bytes", "staged_bytes"), 0)
 
-    def send_tensor(self, tensor):
+    def send_tensor(self, tensor, timeout_s=None):
         world = self.world
         fault = world.fault if next(world.numbers) == world.transfer else ""
         if fault == "fail":
@@ -218,6 +230,8 @@ class Pipe:
 
 class Native:
     """The native helpers, in Python; addresses are of this process."""
+
+    LookupIndex = fake_lookup.Index
 
     def pattern_fill(self, address, offsets, page_bytes, keys, threads):
         pattern.fill(_memory(address, offsets, page_bytes), offsets, page_bytes, keys, None, threads)

@@ -114,6 +114,9 @@ def test_argparse_shows_bad_values(arguments, capsys):
         (["--compare", "gloo"], "gloo"),
         (["--mode", "pipe", "--compare", "ucxx"], "ucxx"),
         (["--mode", "pipe", "--plot", "x.png"], "--plot"),
+        (["--mode", "lookup", "--compare", "gloo"], "--compare"),
+        (["--mode", "lookup", "--op", "push", "--model", "tiny", "--entries", "4"], "--op"),
+        (["--mode", "lookup", "--entries", "1"], "entries"),
         (["--mode", "pipe", "--transport", "inproc"], "inproc"),
         (["--mode", "pipe", "--shape", "1,1,1,1,1,1,1,1,1"], "extents"),
         (["--mode", "latency", "--compare", "ucxx"], "--compare"),
@@ -172,13 +175,23 @@ def test_a_pipe_is_measured_and_shown(world, form, capsys):
     found = json.loads(told)["rows"] if form == "json" else list(csv.DictReader(io.StringIO(told)))
     names = [row["name"] for row in found]
     others = ["gloo send/recv", "pickle over TCPStore"]
-    assert names == ["pipe", "scattered copy", *others, "pipe", "sendmsg + readv", *others, "pipe", *others]
+    assert names == ["pipe", "scattered copy", *others, "pipe", "sendmsg + readv", others[0], "pipe", *others]
 
 
 def test_a_wrong_byte_of_a_pipe_ends_with_1(world, capsys):
     world.fault, world.transfer = "flip", 3
     assert cli.run(parse("--mode", "pipe", "--shape", "5,40000", "--small", "0", "--iters", "1")) == 1
     assert "1 WRONG" in capsys.readouterr().out
+
+
+def test_lookups_are_measured_and_shown(world, capsys):
+    arguments = ["--entries", "8", "--tokens", "8", "--format", "json", *SMALL]
+    assert cli.run(parse("--mode", "lookup", *arguments)) == 0
+    found = json.loads(capsys.readouterr().out)["rows"]
+    names = [row["name"] for row in found]
+    assert names[:3] == ["drop_select, here", "index alone, here", "drop_select, two processes"]
+    assert names[12:] == ["drop_select_into", "pull", "scattered copy"]
+    assert {row["wrong"] for row in found} == {0}
 
 
 def test_inproc_needs_no_process(world, monkeypatch, capsys):

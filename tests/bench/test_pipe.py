@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.fake import Native, World
-from pdkv.bench import producer
+from pdkv.bench import producer, tensor_floors, turns
 from pdkv.bench.measure import Bench
 from pdkv.bench.pipe import measure, peers, tensors
 from pdkv.bench.pipe.exchange import Exchange, Way
@@ -127,7 +127,7 @@ def test_what_is_staged_is_shown_and_another_path_is_refused():
 
 
 def test_a_pipe_that_fails_ends_the_run():
-    with pytest.raises(PdkvError):
+    with pytest.raises(PdkvError, match="made to fail"):
         run(World("fail", transfer=1), small=None)
 
 
@@ -185,8 +185,51 @@ def test_pickling_is_no_part_of_the_library(monkeypatch, tmp_path):
 
 
 def test_a_slow_peer_gets_fewer_turns(monkeypatch):
-    monkeypatch.setattr(measure, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(turns, "_PATIENCE_S", -1.0)
     entry = measure.Entry("peer", "slow", rival=peers.Mover())
     with bench(World(), warmup=0) as runner:
-        measure.take_turns(runner, [entry], lambda: None)
+        turns.take_turns(runner, [entry], lambda: None)
     assert entry.seconds == []
+
+
+@pytest.fixture
+def lines():
+    """A pair by `shm` and many small tensors, with lines of peers that were not measured."""
+    with bench(World()) as runner:
+        plan = measure.Plan([SHM], LARGE, SMALL, ("gloo", "pickle"), far=True)
+        return measure.run(runner, plan, lambda text: None)
+
+
+def test_floors_judge_pipes(lines):
+    pair, limit, gloo, pickled, small, *_ = lines
+    small = replace(small, items=tensor_floors.SMALL, items_per_s=50_000.0)
+    good = [
+        replace(pair, ratio=0.85),
+        limit,
+        replace(gloo, pdkv_ratio=2.0),
+        replace(pickled, pdkv_ratio=10.0),
+        small,
+    ]
+
+    def verdicts(*lines):
+        return [floor.ok for floor in tensor_floors.pipe_floors(lines)]
+
+    assert verdicts(*good) == [True] * 4
+    assert verdicts(replace(good[0], ratio=0.84), *good[1:]) == [False, True, True, True]
+    assert verdicts(replace(good[0], wrong=1), *good[1:]) == [False, True, True, True]
+    assert verdicts(*good[:2], replace(good[2], pdkv_ratio=1.9), *good[3:]) == [True, False, True, True]
+    assert verdicts(*good[:3], replace(good[3], wrong=1), small) == [True, True, False, True]
+    assert verdicts(*good[:4], replace(small, items_per_s=49_999.0)) == [True, True, True, False]
+    assert verdicts(good[0], limit, gloo, pickled, small) == [True, None, None, True]
+    notes = [floor.note for floor in tensor_floors.pipe_floors([good[0], limit, gloo, pickled, small])]
+    assert notes[1] == notes[2] == gloo.note
+
+
+def test_floors_without_the_memory_say_so(monkeypatch):
+    monkeypatch.setattr(tensor_floors, "SHAPE", (1 << 36,))
+    monkeypatch.setattr(tensor_floors, "ENTRIES", 1 << 20)
+    with bench(World()) as runner:
+        floors, lines = tensor_floors.run(runner, 1, 2, lambda text: None)
+    assert [(floor.name, floor.ok) for floor in floors] == [("pipe", None), ("lookup", None)]
+    assert all("MiB" in floor.note for floor in floors)
+    assert lines == []

@@ -12,14 +12,12 @@ from pdkv.errors import ConfigError, PdkvError
 
 if TYPE_CHECKING:
     from pdkv.bench.cases import Axes
-    from pdkv.bench.pipe.exchange import Way
-    from pdkv.bench.pipe.measure import Plan
 
 T = TypeVar("T")
 
 DEFAULT_MODEL = "llama-3.1-8b"
 _DEFAULT_ISL = 2048
-MODES = ("throughput", "latency", "pipe")
+MODES = ("throughput", "latency", "pipe", "lookup")
 # What `--compare` takes, by mode.
 PEERS = {"throughput": ("ucxx",), "pipe": ("gloo", "pickle")}
 
@@ -30,6 +28,7 @@ examples:
   pdkv bench --block-bytes 4KiB,16KiB,64KiB,1MiB --total 512MiB --transport cma --format csv
   pdkv bench --mode latency --transport shm,cma
   pdkv bench --mode pipe --shape 8,256,8,128 --transport shm,tcp
+  pdkv bench --mode lookup --entries 1000
   pdkv bench --transport ucx --ucx-tls posix,cma --ucx-one-sided any --op write --isl 65536
   pdkv bench --transport shm,tcp --compare ucxx
   pdkv bench --suite floors --output floors.json --format json
@@ -81,7 +80,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=MODES,
         default=MODES[0],
-        help="rates of blocks, short transfers and side effects, or tensors through a pipe (default: %(default)s)",
+        help="rates of blocks, short transfers, tensors through a pipe, or a lookup buffer (default: %(default)s)",
     )
     what.add_argument("--suite", choices=("floors",), help="measure everything pdkv promises and judge it")
     what.add_argument("--strict", action="store_true", help="with --suite: exit with 3 if a floor is missed")
@@ -188,7 +187,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_item(_natural), default=1, metavar="N", help="draws tables and bytes (default: %(default)s)"
     )
 
-    tensors = parser.add_argument_group("tensors, of --mode pipe")
+    tensors = parser.add_argument_group("tensors of --mode pipe, entries of --mode lookup")
     tensors.add_argument(
         "--shape",
         type=_list(sizes.parse_count),
@@ -202,6 +201,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10_000,
         metavar="N",
         help="tensors of 1 KiB to send one after another, 0 for none (default: %(default)s)",
+    )
+
+    tensors.add_argument(
+        "--entries",
+        type=_item(sizes.parse_count),
+        default=10_000,
+        metavar="N",
+        help="prompts in the buffer (default: %(default)s)",
+    )
+    tensors.add_argument(
+        "--tokens", type=_item(sizes.parse_count), default=2048, metavar="N", help="of a prompt (default: %(default)s)"
     )
 
     machine = parser.add_argument_group("machine")
@@ -306,41 +316,6 @@ def axes(args: argparse.Namespace) -> Axes:
         seed=args.seed,
         total=(args.total or 512 << 20) if args.block_bytes else None,
         ucx=ucx.Ucx(args.ucx_tls, args.ucx_one_sided, args.ucx_window, args.ucx_library),
-    )
-
-
-def ways(args: argparse.Namespace, default: Sequence[str]) -> list[Way]:
-    """Turns parsed arguments into the ways tensors go; `default` says by which transports unless told.
-
-    Raises:
-        ConfigError: A transport is none between two processes.
-    """
-    from pdkv.bench import host
-    from pdkv.bench.pipe.exchange import Way
-
-    transports = default if args.transport == ["auto"] else args.transport
-    threads = (args.threads or [host.default_threads()])[0]
-    use = ucx.Ucx(args.ucx_tls, args.ucx_one_sided, args.ucx_window, args.ucx_library)
-    return [Way(transport, threads, args.streams, use) for transport in transports]
-
-
-def pipe_plan(args: argparse.Namespace) -> Plan:
-    """Turns parsed arguments into the plan of `--mode pipe`.
-
-    Raises:
-        ConfigError: A value is unknown or impossible.
-    """
-    from pdkv.bench.pipe.exchange import SMALL_BYTES, Exchange, installed_library
-    from pdkv.bench.pipe.measure import Plan
-
-    by, library = ways(args, ("shm", "cma", "tcp")), installed_library()
-    threads = by[0].threads
-    return Plan(
-        ways=by,
-        large=Exchange(tuple(args.shape), args.dtype or "bfloat16", 2, library, threads, args.seed),
-        small=Exchange((SMALL_BYTES,), "uint8", args.small, library, threads, args.seed) if args.small else None,
-        peers=args.compare or PEERS["pipe"],
-        far=args.role == "consumer",
     )
 
 

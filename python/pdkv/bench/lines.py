@@ -86,7 +86,10 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The seconds of each iteration of one line. Without any it could not be measured; `note` says why."""
+    """The seconds of each iteration of one line. Without any it could not be measured; `note` says why.
+
+    A `path` is named where it is not that of the others.
+    """
 
     kind: str
     name: str
@@ -94,6 +97,7 @@ class Measured:
     wrong: int = 0
     staged_bytes: int = 0
     note: str = ""
+    path: str = ""
 
 
 def make_lines(common: Common, measured: Sequence[Measured]) -> list[Line]:
@@ -115,7 +119,7 @@ def _line(common: Common, one: Measured, limit: float | None, ours: float | None
     return Line(
         kind=one.kind,
         name=one.name,
-        path=common.path,
+        path=one.path or common.path,
         what=common.what,
         items=common.items,
         total_bytes=common.total_bytes,

@@ -18,6 +18,7 @@ from pdkv.bench import control, host
 from pdkv.bench.cases import Case
 from pdkv.bench.control import Channel, Message
 from pdkv.bench.limits import StreamSource
+from pdkv.bench.lookup.ends import Keeper
 from pdkv.bench.pipe.ends import Source
 from pdkv.bench.side import Side, Toolkit, idle_engines
 from pdkv.bench.ucx_loop import LoopEnd
@@ -37,6 +38,7 @@ class Producer:
         self._idle: list[Any] = []
         self._greeted = False
         self._pipe = Source(kit, channel, insecure=insecure, timeout_s=timeout_s)
+        self._keeper = Keeper(kit, channel, lambda: self._open_side, insecure=insecure, timeout_s=timeout_s)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "hello": self._hello,
             "open": self._open,
@@ -54,6 +56,7 @@ class Producer:
             "idle": self._open_idle,
             "close": self._close,
             **self._pipe.handlers,
+            **self._keeper.handlers,
         }
 
     def serve(self) -> None:
@@ -62,6 +65,7 @@ class Producer:
             while (request := self._channel.receive()) is not None:
                 self._channel.send(self._reply(request))
         finally:
+            self._keeper.close()
             self._close({})
             self._pipe.close()
             self._channel.close()

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdkv.bench import cli, control, floors, host, latency, lines, plot, producer, report, ucxx_peer
+from pdkv.bench import cli, control, floors, host, latency, lines, plot, producer, report, tensor_floors, ucxx_peer
 from pdkv.bench.cases import Case
 from pdkv.bench.latency import Figure
 from pdkv.bench.lines import Line
+from pdkv.bench.lookup import measure as lookup_measure
 from pdkv.bench.measure import Bench
+from pdkv.bench.pipe import asked
 from pdkv.bench.pipe import measure as pipe_measure
 from pdkv.bench.progress import progress
 from pdkv.bench.rows import Row
@@ -39,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.suite == "floors":
         return _floors(args)
-    runs = {"throughput": _throughput, "latency": _latency, "pipe": _pipe}
+    runs = {"throughput": _throughput, "latency": _latency, "pipe": _pipe, "lookup": _lookup}
     return runs[args.mode](args)
 
 
@@ -54,7 +56,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.role != "consumer" and args.connect is not None:
         raise ConfigError("`--connect` needs `--role consumer`")
     if args.compare and (args.mode not in cli.PEERS or args.suite is not None):
-        raise ConfigError("`--compare` has rates; leave it out with `--mode latency` and with `--suite`")
+        raise ConfigError("`--compare` has rates; leave it out with `--mode latency` or `lookup`, and with `--suite`")
     peers = cli.PEERS.get(args.mode, ())
     if unknown := [name for name in args.compare if name not in peers]:
         raise ConfigError(f"`{unknown[0]}` is no program to compare with", hint=f"use {', '.join(peers)}")
@@ -128,10 +130,18 @@ def _figures(args: argparse.Namespace, figures: Sequence[Figure], lines: list[li
 
 
 def _pipe(args: argparse.Namespace) -> int:
-    plan = cli.pipe_plan(args)
+    plan = asked.plan(args)
     with progress(plan.steps(args.iters)) as (label, tick), _bench(args, inproc=False) as bench:
         bench.tick = tick
         measured = pipe_measure.run(bench, plan, label)
+    return _show_lines(args, measured)
+
+
+def _lookup(args: argparse.Namespace) -> int:
+    prompts, cases = asked.prompts(args), list(cli.axes(args).cases())
+    with progress((1 + len(cases)) * args.iters) as (label, tick), _bench(args, inproc=False) as bench:
+        bench.tick = tick
+        measured = lookup_measure.run(bench, prompts, cases, label)
     return _show_lines(args, measured)
 
 
@@ -147,22 +157,26 @@ def _show_lines(args: argparse.Namespace, measured: Sequence[Line]) -> int:
 
 def _floors(args: argparse.Namespace) -> int:
     threads = (args.threads or [host.default_threads()])[0]
-    with progress(floors.steps()) as (label, tick), _bench(args, inproc=False) as bench:
+    steps = floors.steps() + tensor_floors.steps()
+    with progress(steps) as (label, tick), _bench(args, inproc=False) as bench:
         bench.tick = tick
         judged, rows = floors.run(bench, args.seed, threads, label)
+        bench.tick = tick
+        of_tensors, measured = tensor_floors.run(bench, args.seed, threads, label)
+        judged += of_tensors
     if args.plot is not None:
         plot.draw(rows, Path(args.plot))
-    lines = [floors.TITLES, *(floor.cells() for floor in judged)]
+    cells = [floors.TITLES, *(floor.cells() for floor in judged)]
     if args.format == "json":
-        plain = [floor.to_json() for floor in judged]
-        text = report.as_json(rows, host.facts(), floors=plain)
+        plain = {"floors": [floor.to_json() for floor in judged], "tensors": [line.to_json() for line in measured]}
+        text = report.as_json(rows, host.facts(), **plain)
     elif args.format == "csv":
         text = report.as_csv(rows)
     else:
         missed = sum(floor.ok is False for floor in judged)
-        text = f"{report.align(lines, left=5)}\n\n{len(judged)} floors, {missed} missed"
+        text = f"{report.align(cells, left=5)}\n\n{len(judged)} floors, {missed} missed"
     _write(args, text)
-    if any(row.wrong for row in rows):
+    if any(row.wrong for row in rows) or any(line.wrong for line in measured):
         return 1
     return 3 if args.strict and any(floor.ok is False for floor in judged) else 0
 

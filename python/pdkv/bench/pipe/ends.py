@@ -85,10 +85,10 @@ class Source:
         if self._pipe is None:
             raise ConfigError("no pipe is open")
         pipe, sent = self._pipe, self._loaded.all
-        send, before = pipe.send_tensor, pipe.stats
+        send, before, timeout_s = pipe.send_tensor, pipe.stats, self._timeout_s
         for tensor in sent:
-            send(tensor)
-        pipe.flush(self._timeout_s)
+            send(tensor, timeout_s)
+        pipe.flush(timeout_s)
         grown = {name: count - before[name] for name, count in pipe.stats.items()}
         answer: Message = {"staged": grown["staged_bytes"], "path": STREAM, "detail": ""}
         if grown["bytes"] > grown["inline_bytes"]:
@@ -158,7 +158,11 @@ class PipeMover(Mover):
         receive, count, timeout_s = self._pipe.recv_tensor, self._loaded.count, self._timeout_s
         started = time.perf_counter()
         self._producer.send({"do": "pipe_send"})
-        self._received = [receive(timeout_s) for _ in range(count)]
+        try:
+            self._received = [receive(timeout_s) for _ in range(count)]
+        except PdkvError:
+            self._producer.answer()  # what the producer met, if anything, says more
+            raise
         seconds = time.perf_counter() - started
         answer = self._producer.answer()
         self.staged_bytes, self.path, self.note = int(str(answer["staged"])), str(answer["path"]), str(answer["detail"])

@@ -6,9 +6,8 @@ each, touched before. Turns alternate and start from freshly written bytes, as t
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -18,17 +17,15 @@ from pdkv.bench.latency import block_case
 from pdkv.bench.limits import limit_for
 from pdkv.bench.lines import Common, Line, Measured, make_lines
 from pdkv.bench.measure import Bench
-from pdkv.bench.pattern import CANARY_STAMP
 from pdkv.bench.pipe.ends import PipeMover
 from pdkv.bench.pipe.exchange import Exchange, Way
-from pdkv.bench.pipe.peers import makers
+from pdkv.bench.pipe.peers import ONCE, makers
 from pdkv.bench.rivals import Entry, made
 from pdkv.bench.tables import Fragmentation
+from pdkv.bench.turns import take_turns
 
 # How often the bytes of an exchange are in memory at once: at most in both ends, the limit's pools, and the peers.
 _COPIES = 12
-# What a peer's turns may take together before it gets no more.
-_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,8 @@ def run(bench: Bench, plan: Plan, label: Callable[[str], None]) -> list[Line]:
     lines: list[Line] = []
     for way in plan.ways:
         label(f"{way.transport} {plan.large.label()}")
-        lines += exchange_lines(bench, plan, way, plan.large, limits=bench.limits)
+        peers = [name for name in plan.peers if way is plan.ways[0] or name not in ONCE]
+        lines += exchange_lines(bench, replace(plan, peers=peers), way, plan.large, limits=bench.limits)
     if plan.small is not None:
         label(plan.small.label())
         lines += exchange_lines(bench, plan, plan.ways[0], plan.small, limits=False)
@@ -110,29 +108,13 @@ def exchange_lines(bench: Bench, plan: Plan, way: Way, exchange: Exchange, *, li
         versions=host.versions(),
         loads=gate.loads,
     )
-    measured = [
-        Measured(one.kind, one.name, one.seconds, one.wrong, staged if one is ours else 0, one.note) for one in entries
-    ]
-    return make_lines(common, measured)
+    return make_lines(common, [_measured(one, staged if one is ours else 0) for one in entries])
 
 
-def take_turns(bench: Bench, entries: Sequence[Entry], gate: Callable[[], None]) -> None:
-    """Lets each take its turn as often as there are iterations, in alternating order, after warming up.
-
-    A peer that is so slow that its turns would take longer than all the others' gets fewer of them.
-    """
-    stamps = itertools.cycle(range(1, CANARY_STAMP))
-    for _ in range(bench.warmup):
-        for entry in entries:
-            entry.turn(next(stamps), counts=False)
-    for iteration in range(bench.iters):
-        turns: Iterable[Entry] = entries if iteration % 2 == 0 else reversed(entries)
-        for entry in turns:
-            if entry.kind == "peer" and sum(entry.seconds) > _PATIENCE_S:
-                continue
-            gate()
-            entry.turn(next(stamps), counts=True)
-        bench.tick()
+def _measured(one: Entry, staged_bytes: int) -> Measured:
+    # Both peers go by sockets, whatever pdkv does.
+    path = "tcp" if one.kind == "peer" else ""
+    return Measured(one.kind, one.name, one.seconds, one.wrong, staged_bytes, one.note, path)
 
 
 def limit_case(way: Way, exchange: Exchange) -> Case:

@@ -106,6 +106,8 @@ PEERS: dict[str, tuple[str, Callable[[Exchange, float], Mover]]] = {
     "gloo": ("gloo send/recv", _gloo),
     "pickle": ("pickle over TCPStore", _pickled),
 }
+# So slow that measuring it beside the first transport is enough; what pdkv does meanwhile is nothing to it.
+ONCE = ("pickle",)
 
 
 def makers(
