@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import pdkv
+from attacks.piping import Piping
 
 WORD = 8
 SEED_STEP = np.uint64(1 << 40)
@@ -31,7 +32,7 @@ def scrap(nbytes: int, seed: int) -> np.ndarray:
     return ((at * np.uint64(31)) ^ (at >> np.uint64(8)) ^ np.uint64(seed * 77)).astype(np.uint8)
 
 
-class Host:
+class Host(Piping):
     """One engine with one cache."""
 
     def __init__(

@@ -184,6 +184,7 @@ def summary(lines: Sequence[Line]) -> str:
     """Writes the line under the table: whether everything was right."""
     wrong = sum(line.wrong for line in lines)
     verdict = "everything checked, nothing wrong" if wrong == 0 else f"{wrong} WRONG"
-    first = lines[0]
+    # A lookup has neither threads nor streams; what moves bytes in the same run has.
+    threads, streams = (max(getattr(line, name) for line in lines) for name in ("threads", "streams"))
     noise = "; ~ other processes used the cores meanwhile" if any(map(noisy, lines)) else ""
-    return f"{verdict}; threads {first.threads}, streams {first.streams}, seed {first.seed}{noise}"
+    return f"{verdict}; threads {threads}, streams {streams}, seed {lines[0].seed}{noise}"
