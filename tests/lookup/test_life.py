@@ -44,7 +44,8 @@ def test_consumers_that_come_and_go_leave_nothing_behind(same_engine):
         before = held()
         for _ in range(15):
             turn()
-        until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), f"as few as before, {before}")
+        # A few may be on their way out; something left by each of the turns is more.
+        until(lambda: all(now <= then + 5 for now, then in zip(held(), before, strict=True)), f"as few as {before}")
         assert producer.used_bytes == 0
 
 
