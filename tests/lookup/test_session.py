@@ -219,18 +219,21 @@ def test_a_request_too_many_is_refused(ends):
         pack(Word(Kind.HIT, 9)),
         pack(Word(Kind.MISS, 0)),
         pack(Word(Kind.HIT, 0, 1, b"{}")),
+        pack(Word(Kind.HIT, 0, 1)),
+        pack(Word(Kind.HIT, 0, 0)),
         pack(Word(Kind.SELECT, 0)),
         b"junk",
     ],
-    ids=["other", "miss", "blocks", "select", "junk"],
+    ids=["other", "miss", "blocks", "lie", "nothing", "select", "junk"],
 )
 def test_a_forged_answer_ends_the_connection_and_every_wait(forged):
     ours, theirs = fake_pair()
     remote = Remote(theirs, "producer")
     selections = [remote.select(ints(1), longest=False, blocks=False) for _ in range(2)]
     ours.send_message(forged, [None] * 5 if forged[0] == Kind.HIT else [])
-    with pytest.raises(pdkv.IntegrityError):
-        selections[1].wait(20)
+    for selection in selections:
+        with pytest.raises(pdkv.IntegrityError):
+            selection.wait(20)
     assert not remote.alive
     with pytest.raises(pdkv.IntegrityError):
         remote.peek(None, longest=False, blocks=False, timeout_s=20)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdkv.errors import IntegrityError, LayoutError
 from pdkv.lookup_buffer.entry import Entry
+from pdkv.lookup_buffer.tensors import keys_of
 
 if TYPE_CHECKING:
     from pdkv.engine import Export, KvCache, Peer, Transfer
@@ -105,34 +106,23 @@ def needed_blocks(cache: KvCache, num_tokens: int, block_ids: Any, operation: st
     return needed
 
 
-def pull(hit: Hit, keys: Any | None, cache: KvCache, block_ids: Any, peer: Peer, **options: Any) -> BlockMatch:
+def pull(hit: Hit, cache: KvCache, block_ids: Any, peer: Peer, **options: Any) -> BlockMatch:
     """Pulls what was found into a consumer's blocks; the hit is neither taken nor given back here.
 
     Args:
         hit: An entry of blocks.
-        keys: What was asked for; `None` for anything.
         cache: The consumer's.
         block_ids: The consumer's blocks.
         peer: The connection to the producer.
         **options: Of `KvCache.pull`.
     """
-    import numpy as np
-
-    from pdkv.lookup_buffer.tensors import keys_of
-
-    tokens, hidden = hit.tensors[0], hit.tensors[4]
-    theirs = keys_of(tokens, None, "drop_select_into")
-    matched = min(len(theirs), len(theirs) if keys is None else len(keys))
-    # The producer's word is checked: what is reported as matching does match.
-    if (
-        hit.reference is None
-        or hit.matched != matched
-        or not np.array_equal(theirs[:matched], (theirs if keys is None else keys)[:matched])
-    ):
-        raise IntegrityError("the entry that came is not one that was asked for", operation="drop_select_into")
+    if hit.reference is None or not hit.matched:
+        raise IntegrityError("the entry that came has no blocks", operation="drop_select_into")
+    tokens, hidden, matched = hit.tensors[0], hit.tensors[4], hit.matched
     needed = needed_blocks(cache, matched, block_ids, "drop_select_into")
     into = [int(block) for block in block_ids[:needed]]
-    transfer = cache.pull(hit.reference, into=into, digest=digest_of(theirs), peer=peer, **options)
+    digest = digest_of(keys_of(tokens, None, "drop_select_into"))
+    transfer = cache.pull(hit.reference, into=into, digest=digest, peer=peer, **options)
     try:
         transfer.wait()
     except BaseException:

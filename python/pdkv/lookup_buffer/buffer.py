@@ -245,7 +245,7 @@ class LookupBuffer:
         once = timeout_s is not None and timeout_s <= 0
         with self._select(keys, match, blocks=True, once=once) as selection:
             hit = selection.hit(self._timeout_s if once else timeout_s)
-            found = pull(hit, keys, kv_cache, block_ids, self._peer, **options)
+            found = pull(hit, kv_cache, block_ids, self._peer, **options)
             selection.take()
         return found
 

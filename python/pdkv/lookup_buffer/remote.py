@@ -24,6 +24,7 @@ from pdkv.errors import (
 )
 from pdkv.lookup_buffer.selection import Selection, nothing_matched
 from pdkv.lookup_buffer.server import MessagePipe
+from pdkv.lookup_buffer.tensors import check_match
 from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, error_of, pack, unpack
 
 __all__ = ["Remote"]
@@ -79,6 +80,7 @@ class Remote:
             elif answer.kind is Kind.HIT:
                 if len(tensors) != _TENSORS or bool(answer.tail) != blocks:
                     raise IntegrityError(f"an entry of `{len(tensors)}` tensors came", operation="lookup")
+                check_match(keys, tensors[0], tensors[1], answer.number)
                 selection.settle(_Hit(self, answer, tensors))
             elif once:
                 selection.settle(nothing_matched(0))
@@ -169,11 +171,14 @@ class Remote:
                 if word.kind is Kind.END:
                     raise error_of(word)
                 with self._lock:
-                    answered = self._open.pop(word.request, None)
+                    answered = self._open.get(word.request)
                 if answered is None or word.kind < Kind.HIT:
                     text = f"a `{word.kind.name}` came for request `{word.request}`, which is not open"
                     raise IntegrityError(text, operation="lookup", context={"producer": self._producer})
                 answered(error_of(word) if word.kind is Kind.REFUSED else word, tensors)
+                # Only now: an answer that is refused ends its own request as well.
+                with self._lock:
+                    self._open.pop(word.request, None)
         except TransferCancelledError as reason:
             text = f"`{self._producer}` broke off: {reason.message}"
             error = PeerLostError(text, operation="lookup")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdkv.errors import LayoutError
+from pdkv.errors import IntegrityError, LayoutError
 
-__all__ = ["keys_of", "mask_of", "nbytes_of"]
+__all__ = ["check_match", "keys_of", "mask_of", "nbytes_of"]
 
 
 def keys_of(tokens: Any | None, roi: Any | None, operation: str) -> Any:
@@ -37,6 +37,27 @@ def keys_of(tokens: Any | None, roi: Any | None, operation: str) -> Any:
     mask = mask_of(roi, len(array), operation)
     # Copied in any case: the caller's memory may change while the entry waits.
     return array.astype(np.int64) if mask is None else array[mask].astype(np.int64)
+
+
+def check_match(keys: Any | None, tokens: Any | None, roi: Any | None, matched: int) -> None:
+    """Checks the producer's word that an entry is one that was asked for.
+
+    Args:
+        keys: What was asked for; `None` for anything.
+        tokens: The entry's.
+        roi: The entry's.
+        matched: How many tokens are said to agree.
+
+    Raises:
+        IntegrityError: It is not so.
+        LayoutError: The entry's tokens or mask can't be.
+    """
+    theirs = keys_of(tokens, roi, "drop_select")
+    shared = len(theirs) if keys is None else min(len(keys), len(theirs))
+    # A request for anything may get an entry of no tokens, one for tokens may not.
+    agree = keys is None or (shared > 0 and bool((keys[:shared] == theirs[:shared]).all()))
+    if matched != shared or not agree:
+        raise IntegrityError("the entry that came is not one that was asked for", operation="drop_select")
 
 
 def mask_of(roi: Any | None, length: int, operation: str) -> Any | None:
