@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -162,6 +163,14 @@ class Far:
 
     def signal(self, number):
         os.kill(self._process.pid, number)
+
+    def stop(self):
+        """Stops the process; returns when none of its threads runs any more."""
+        self.signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        until(
+            lambda: all("(stopped)" in Path(thread, "status").read_text() for thread in threads.iterdir()), "the stop"
+        )
 
     def kill(self):
         self.signal(signal.SIGKILL)

@@ -68,8 +68,8 @@ def test_blocks_are_pulled_into_other_pages(world):
 
 
 def test_a_shorter_request_gets_the_blocks_of_its_tokens(world):
-    world.producer.insert_blocks(tokens(48), world.source, [1, 2, 3])
-    found = world.consumer.drop_select_into(tokens(20), world.target, [11, 12], timeout_s=20)
+    world.producer.insert_blocks(tokens(48), world.source, np.array([1, 2, 3]))
+    found = world.consumer.drop_select_into(tokens(20), world.target, np.array([11, 12, 13]), timeout_s=20)
     assert (found.num_tokens, found.num_blocks) == (20, 2)
     assert np.array_equal(world.read[[11, 12]], world.written[[1, 2]])
     assert not world.read[13].any()
@@ -101,7 +101,7 @@ def test_a_pull_that_fails_gives_the_entry_back(world):
 
 
 def test_what_is_no_entry_is_refused_before_anybody_is_asked(world):
-    for blocks in ([1, 2], [1, 2, 99]):
+    for blocks in ([1, 2], [1, 2, 99], [1.5, 2, 3]):
         with pytest.raises(pdkv.LayoutError):
             world.producer.insert_blocks(tokens(33), world.source, blocks)
     with pytest.raises(pdkv.LayoutError, match="no tokens"):

@@ -99,7 +99,7 @@ def test_a_producer_that_hangs_costs_a_timeout_and_nothing_else(start):
     near = End("consumer", far.do("address"))
     try:
         far.do("insert", 1)
-        far.signal(signal.SIGSTOP)
+        far.stop()
         with pytest.raises(pdkv.TransferTimeoutError):
             near.drop_select(1, timeout_s=0.3)
         far.signal(signal.SIGCONT)

@@ -213,6 +213,20 @@ def test_a_request_too_many_is_refused(ends):
     assert isinstance(words.error_of(word), pdkv.CapacityError)
 
 
+def test_requests_of_too_many_tokens_are_refused(ends, monkeypatch):
+    monkeypatch.setattr("pdkv.lookup_buffer.server.MAX_TOKENS", 5)
+    pipe = ends.consumer()
+    ask(pipe, 0, 1, 2, 3)
+    ask(pipe, 1, 4, 5, 6)
+    ask(pipe, 2, 4, 5)
+    word, _ = heard(pipe)
+    assert (word.kind, word.request) == (Kind.REFUSED, 1)
+    ends.insert(4)
+    assert heard(pipe)[0].request == 2
+    ask(pipe, 2, kind=Kind.TAKEN)
+    until(lambda: ends.buffer.used_bytes == 0, "the end of the entry")
+
+
 @pytest.mark.parametrize(
     "forged",
     [

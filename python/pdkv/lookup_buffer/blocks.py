@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdkv.errors import IntegrityError, LayoutError
@@ -45,7 +46,7 @@ class BlockEntry(Entry):
         if not len(self.keys):
             raise LayoutError("there are no tokens", operation="insert_blocks")
         # Copied: the caller's list goes on changing.
-        self._cache, self._blocks = cache, [int(block) for block in block_ids]
+        self._cache, self._blocks = cache, _listed(block_ids)
         self._exports: list[Export] = []
         # Blocks that can't be exported are the caller's error, not the first consumer's.
         self._export(1.0).release()
@@ -58,7 +59,10 @@ class BlockEntry(Entry):
 
     def wait_quiesced(self, timeout_s: float | None) -> bool:
         """Waits until no consumer reads the blocks any more."""
-        return all(export.wait_quiesced(timeout_s) for export in self._exports)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        return all(
+            export.wait_quiesced(None if end is None else max(0.0, end - time.monotonic())) for export in self._exports
+        )
 
     def _export(self, lease_s: float) -> Export:
         digest = digest_of(self.keys)
@@ -80,8 +84,10 @@ class BlockTicket:
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Waits until the blocks may be used again; returns the state, which is `waiting` if that was not in time."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         fate = self._entry.wait(timeout_s)
-        if fate != "waiting" and not self._entry.wait_quiesced(timeout_s):
+        left = None if end is None else max(0.0, end - time.monotonic())
+        if fate != "waiting" and not self._entry.wait_quiesced(left):
             return "waiting"
         return fate
 
@@ -120,7 +126,7 @@ def pull(hit: Hit, cache: KvCache, block_ids: Any, peer: Peer, **options: Any) -
         raise IntegrityError("the entry that came has no blocks", operation="drop_select_into")
     tokens, hidden, matched = hit.tensors[0], hit.tensors[4], hit.matched
     needed = needed_blocks(cache, matched, block_ids, "drop_select_into")
-    into = [int(block) for block in block_ids[:needed]]
+    into = _listed(block_ids)[:needed]
     digest = digest_of(keys_of(tokens, None, "drop_select_into"))
     transfer = cache.pull(hit.reference, into=into, digest=digest, peer=peer, **options)
     try:
@@ -136,3 +142,8 @@ def pull(hit: Hit, cache: KvCache, block_ids: Any, peer: Peer, **options: Any) -
 def digest_of(keys: Any) -> bytes:
     """What names a sequence of tokens in a reference."""
     return hashlib.blake2b(keys.tobytes(), digest_size=32).digest()
+
+
+def _listed(block_ids: Any) -> list[Any]:
+    """A copy; what is in it the cache judges."""
+    return list(block_ids.tolist() if hasattr(block_ids, "tolist") else block_ids)

@@ -28,11 +28,13 @@ from pdkv.lookup_buffer.shelf import Request, Shelf
 from pdkv.lookup_buffer.tensors import keys_of
 from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, pack, refusal, unpack
 
-__all__ = ["MAX_OPEN", "MessagePipe", "Session"]
+__all__ = ["MAX_OPEN", "MAX_TOKENS", "MessagePipe", "Session"]
 
 _log = logging.getLogger("pdkv.lookup")
 # Requests that one consumer may have open at once, answered ones that it has not confirmed included.
 MAX_OPEN = 1024
+# Tokens in all requests of one consumer that wait.
+MAX_TOKENS = 1 << 24
 
 
 class MessagePipe(Protocol):
@@ -144,9 +146,10 @@ class Session:
             self._say(answer)
             return
         with self._lock:
-            crowded = len(self._parked) + len(self._sent) >= MAX_OPEN
-        if crowded:
-            error = CapacityError(f"`{MAX_OPEN}` requests of this consumer are open")
+            waiting = [request.keys for _, request in self._parked.values()]
+            count, tokens = len(waiting) + len(self._sent), sum(_length(one) for one in [*waiting, keys])
+        if count >= MAX_OPEN or tokens > MAX_TOKENS:
+            error = CapacityError(f"`{count}` requests of this consumer are open, with `{tokens}` tokens")
             self._say(refusal(word.request, error))
             return
         request = Request(
@@ -246,3 +249,7 @@ class Session:
             shelf.withdraw(request)
         for one in sent.values():
             one.end(taken=False)
+
+
+def _length(keys: Any | None) -> int:
+    return 0 if keys is None else len(keys)
