@@ -206,14 +206,69 @@ def test_messages_stay_whole(pipes):
     assert right.recv_message(WAIT_S) == (b"", [])
 
 
-def test_what_is_of_the_other_kind_is_refused(pipes):
+def test_what_is_of_the_other_kind_waits_for_the_right_call(pipes):
     left, right = pipes
-    left.send_message(b"x")
-    with pytest.raises(pdkv.IntegrityError, match="recv_message"):
-        right.recv_tensor(WAIT_S)
+    left.send_message(b"x", [np.arange(2)])
     left.send_tensor(None)
-    with pytest.raises(pdkv.IntegrityError, match="recv_tensor"):
+    for _ in range(2):
+        with pytest.raises(pdkv.IntegrityError, match="recv_message"):
+            right.recv_tensor(WAIT_S)
+    tag, tensors = right.recv_message(WAIT_S)
+    assert tag == b"x"
+    same(tensors[0], np.arange(2))
+    for _ in range(2):
+        with pytest.raises(pdkv.IntegrityError, match="recv_tensor"):
+            right.recv_message(WAIT_S)
+    assert right.recv_tensor(WAIT_S) is None
+
+
+def test_a_tensor_that_cannot_be_made_takes_only_its_own_along(pipes):
+    left, right = pipes
+    unknown = ("bfloat16", (1,), (1,), 2, np.zeros(1, np.uint16))
+
+    def send(tag, item):
+        name, shape, strides, itemsize, keeper = item
+        left._sender.send(tag, name, shape, strides, itemsize, keeper.ctypes.data, keeper, WAIT_S)
+
+    # As a torch end would send them.
+    send(b"t", unknown)
+    left._sender.send(b"m" + (3).to_bytes(4, "little") + b"first", None, (), (), 0, 0, None, WAIT_S)
+    left.send_tensor(np.arange(3))
+    send(b"t", unknown)
+    left.send_tensor(None)
+    left.send_message(b"second", [np.arange(4)])
+    with pytest.raises(pdkv.UnsupportedError, match="bfloat16"):
+        right.recv_tensor(WAIT_S)
+    with pytest.raises(pdkv.UnsupportedError, match="bfloat16"):
         right.recv_message(WAIT_S)
+    tag, (tensor,) = right.recv_message(WAIT_S)
+    assert tag == b"second"
+    same(tensor, np.arange(4))
+
+
+@pytest.mark.parametrize("count", [2, 1 << 20])
+def test_half_a_message_is_garbage(pipes, count):
+    left, right = pipes
+    left._sender.send(b"m" + count.to_bytes(4, "little"), None, (), (), 0, 0, None, WAIT_S)
+    left.send_tensor(np.arange(3))
+    left.send_message(b"next")
+    with pytest.raises(pdkv.IntegrityError):
+        right.recv_message(WAIT_S)
+    with pytest.raises(pdkv.ClosedError):
+        right.recv_message(WAIT_S)
+
+
+def test_a_message_in_pieces_survives_a_timeout(pipes):
+    left, right = pipes
+    left._sender.send(b"m" + (2).to_bytes(4, "little") + b"slow", None, (), (), 0, 0, None, WAIT_S)
+    left.send_tensor(np.arange(3))
+    with pytest.raises(pdkv.TransferTimeoutError):
+        right.recv_message(0.2)
+    left.send_tensor(None)
+    tag, (first, second) = right.recv_message(WAIT_S)
+    assert tag == b"slow"
+    same(first, np.arange(3))
+    assert second is None
 
 
 def test_the_other_ends_close_comes_after_what_it_sent(pipes):

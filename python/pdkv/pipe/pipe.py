@@ -27,7 +27,7 @@ from pdkv.pipe.device import Places
 from pdkv.pipe.tensors import Description, describe, maker
 
 if TYPE_CHECKING:
-    from pdkv.engine import Engine, Path, Peer, PipeReceiver, PipeSender
+    from pdkv.engine import Engine, Path, Peer, PipeBuffer, PipeReceiver, PipeSender
 
 __all__ = ["BrokenPipeException", "Pipe"]
 
@@ -88,7 +88,7 @@ class Pipe:
         self._places = Places(device or "cpu", buffer_bytes, maker(library))
         # Messages are not mixed with what other threads send, and one thread puts a message together.
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._partial: tuple[bytes, int, list[Any | None]] | None = None
+        self._held: list[tuple[bytes, str | None, tuple[int, ...], PipeBuffer | None]] = []
         self._receiver: PipeReceiver | None = None
         self._closed = False
         self._sender: PipeSender = peer.open_pipe(self._name, limit_bytes=buffer_bytes)
@@ -134,16 +134,18 @@ class Pipe:
             TransferTimeoutError: Nothing came in time.
             ClosedError: The pipe was closed at this end.
             IntegrityError: A message came, which `recv_message` receives, or bytes that are no tensor.
+            UnsupportedError: What makes tensors here has no such dtype; that tensor is dropped.
         """
         until = _Until(timeout_s)
         until.lock(self._receiving, "recv_tensor")
         try:
-            tag, tensor = self._take(until)
+            self._fill(1, until)
+            if self._held[0][0] not in (_TENSOR, _NONE):
+                raise IntegrityError("a message came, not a tensor", operation="recv_tensor", hint="use recv_message()")
+            (tensor,) = self._made(1)
+            return tensor
         finally:
             self._receiving.release()
-        if tag in (_TENSOR, _NONE):
-            return tensor
-        raise IntegrityError("a message came, not a tensor", operation="recv_tensor", hint="use recv_message()")
 
     def send_message(self, tag: bytes, tensors: Sequence[Any | None] = (), timeout_s: float | None = None) -> None:
         """Sends some bytes and tensors that are received together.
@@ -182,25 +184,21 @@ class Pipe:
 
         Raises:
             BrokenPipeException, TransferTimeoutError, ClosedError: As `recv_tensor`.
-            IntegrityError: A tensor came that is of no message, or bytes that are neither.
+            IntegrityError: A tensor came, which `recv_tensor` receives, or bytes that are neither.
+            UnsupportedError: What makes tensors here has no such dtype; that message is dropped.
         """
         until = _Until(timeout_s)
         until.lock(self._receiving, "recv_message")
         try:
-            if self._partial is None:
-                tag, _ = self._take(until)
-                if tag[:1] != _MESSAGE or len(tag) < _COUNT.size:
-                    text = "a tensor came, not a message"
-                    raise IntegrityError(text, operation="recv_message", hint="use recv_tensor()")
-                count = _COUNT.unpack_from(tag)[1]
-                if count > _MAX_TENSORS:
-                    raise IntegrityError(f"a message of `{count}` tensors", operation="recv_message")
-                self._partial = (tag[_COUNT.size :], count, [])
-            words, count, tensors = self._partial
-            while len(tensors) < count:
-                tensors.append(self._take(until)[1])
-            self._partial = None
-            return words, tensors
+            self._fill(1, until)
+            tag = self._held[0][0]
+            if tag[:1] != _MESSAGE or len(tag) < _COUNT.size:
+                raise IntegrityError("a tensor came, not a message", operation="recv_message", hint="use recv_tensor()")
+            count = _COUNT.unpack_from(tag)[1]
+            if count > _MAX_TENSORS:
+                raise self._garbage(f"a message of `{count}` tensors")
+            self._fill(1 + count, until)
+            return tag[_COUNT.size :], self._made(1 + count)[1:]
         finally:
             self._receiving.release()
 
@@ -279,13 +277,39 @@ class Pipe:
         else:
             self.abort()
 
-    def _take(self, until: _Until) -> tuple[bytes, Any | None]:
+    def _fill(self, items: int, until: _Until) -> None:
+        """Receives until so many items are held. They stay held when time runs out or somebody interrupts."""
+        while len(self._held) < items:
+            try:
+                receiver = self._receiver or self._accept(until)
+                # In one native call: Python lets no signal in between receiving an item and keeping it.
+                self._held.extend(map(receiver.recv, (until.left(),)))
+            except PdkvError as error:
+                raise self._translated(error) from error
+            if len(self._held) > 1 and self._held[-1][0] not in (_TENSOR, _NONE):
+                raise self._garbage("a message ended before its last tensor")
+
+    def _made(self, items: int) -> list[Any | None]:
+        """Makes tensors of the items that are held, and holds them no more.
+
+        One that can't be made takes with it what belongs to it: the next receive gets what was sent after.
+        """
         try:
-            receiver = self._receiver or self._accept(until)
-            tag, dtype, shape, buffer = receiver.recv(until.left())
-        except PdkvError as error:
-            raise self._translated(error) from error
-        return tag, None if dtype is None else self._places.land(dtype, shape, buffer)
+            tensors = [
+                None if dtype is None else self._places.land(dtype, shape, buffer)
+                for _, dtype, shape, buffer in self._held[:items]
+            ]
+        except Exception:
+            self._held.clear()
+            raise
+        self._held.clear()
+        return tensors
+
+    def _garbage(self, text: str) -> IntegrityError:
+        """Nothing after this can be told apart; the pipe is over."""
+        self.abort()
+        self._held.clear()
+        return IntegrityError(text, operation="recv_message")
 
     def _accept(self, until: _Until) -> PipeReceiver:
         """Waits for the other end's half, which is there once it has made its pipe."""
