@@ -414,20 +414,22 @@ def test_what_is_not_one_of_two(port, settings):
         drop_in(1, port, **settings)
 
 
-def test_ends_that_disagree(port):
-    outcome: list[object] = []
+def test_rank_1_learns_what_it_disagrees_about(port):
+    with pdkv.Engine("four of them", listen=f"127.0.0.1:{port}") as other:
+        raised: list[pdkv.PdkvError] = []
 
-    def make():
-        with pytest.raises(pdkv.ConfigError, match="`kv_parallel_size` is `4` there, `2` was expected"):
-            drop_in(0, port)
-        outcome.append(True)
+        def come():
+            with pytest.raises(pdkv.ConfigError) as error:
+                drop_in(1, port)
+            raised.append(error.value)
 
-    thread = threading.Thread(target=make)
-    thread.start()
-    with pdkv.Engine("four of them") as other:
-        greet(knock(other, port), port, kv_parallel_size=4, address=other.address)
+        thread = threading.Thread(target=come)
+        thread.start()
+        receiver = other.accept_pipe(f"meet:{port}".encode(), timeout_s=WAIT_S)
+        greeting = json.loads(receiver.recv(WAIT_S)[0][1:])
+        greet(other.connect(greeting["address"]), port, rank=0, kv_parallel_size=4, address=other.address)
         thread.join(2 * WAIT_S)
-    assert outcome
+    assert "`kv_parallel_size` is `4` there, `2` was expected" in str(raised[0])
 
 
 def test_nobody_comes(port):
@@ -457,20 +459,27 @@ def say(peer, port, words):
     sender.close(WAIT_S)
 
 
-def test_a_stranger_does_not_keep_rank_1_out(port):
+def test_strangers_do_not_keep_rank_1_out(port, monkeypatch):
+    monkeypatch.setattr("pdkv.pipe.rendezvous._MANNERS_S", 1.5)
     outcome: list[object] = []
     thread = threading.Thread(target=lambda: outcome.append(drop_in(0, port)))
     thread.start()
     with pdkv.Engine("stranger") as stranger, pdkv.Engine("bystander") as bystander:
         peer = knock(stranger, port)
-        for words in (b"", b"g{", b'g{"address": 3}', b"g[]"):
+        silent = peer.open_pipe(f"meet:{port}".encode())
+        deep = b"g" + b"[" * 60_000
+        for words in (b"", b"g{", b'g{"address": 3}', b"g[]", deep, b'g{"address": "\\ud800:1"}', b"g\xff"):
             say(peer, port, words)
         greet(peer, port, address=":")
-        # Somebody else's address.
+        # Somebody else's address; its own, with other settings; and a perfect one that then hears nothing.
         greet(peer, port, address=bystander.address)
+        greet(peer, port, address=stranger.address, kv_parallel_size=4)
+        greet(peer, port, address=stranger.address, rank=0)
+        greet(peer, port, address=stranger.address)
         consumer = drop_in(1, port)
-        thread.join(WAIT_S)
+        thread.join(2 * WAIT_S)
         consumer.send_tensor(np.arange(4))
         same(outcome[0].recv_tensor(WAIT_S), np.arange(4))
         consumer.abort()
         outcome[0].abort()
+        silent.abort()

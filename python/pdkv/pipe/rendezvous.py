@@ -18,7 +18,7 @@ from pdkv.errors import ConfigError, HandshakeError, PdkvError, PeerUnreachableE
 from pdkv.pipe.config import PipeConfig
 
 if TYPE_CHECKING:
-    from pdkv.engine import Peer, PipeReceiver
+    from pdkv.engine import Peer, PipeReceiver, PipeSender
 
 __all__ = ["Met", "meet"]
 
@@ -29,6 +29,8 @@ _VERSION = 1
 # Between two tries to reach a rank 0 that does not listen yet.
 _RETRY_S = 0.05
 _GREETING = b"g"
+# How long whoever comes may take for each step, before the next one is heard.
+_MANNERS_S = 10.0
 
 
 class Met(NamedTuple):
@@ -77,35 +79,36 @@ def meet(config: PipeConfig, port: int) -> Met:
 
 
 def _wait_for_rank_1(engine: Engine, config: PipeConfig, port: int, end: float) -> Peer:
-    stranger: HandshakeError | None = None
+    other: PdkvError | None = None
     while True:
         try:
             receiver = engine.accept_pipe(_channel(port), timeout_s=_left(end))
         except TransferTimeoutError as error:
-            raise _nobody(config, port, "rank 1 did not come") from (stranger or error)
+            raise _nobody(config, port, "rank 1 did not come") from (other or error)
         try:
-            return _answer(engine, receiver, config, port, end)
-        except HandshakeError as error:
+            return _answer(engine, receiver, config, port)
+        except PdkvError as error:
             # Whoever that was does not keep the right one out.
-            _log.warning("not the other end of the pipe: %s", error.message)
-            stranger = error
+            _log.warning("`%s` is not the other end of the pipe: %s", receiver.peer, error.message)
+            other = error
         finally:
             receiver.close()
 
 
-def _answer(engine: Engine, receiver: PipeReceiver, config: PipeConfig, port: int, end: float) -> Peer:
-    greeting = _heard(receiver, config, end)
+def _answer(engine: Engine, receiver: PipeReceiver, config: PipeConfig, port: int) -> Peer:
+    greeting = _heard(receiver, _MANNERS_S)
+    peer = engine.connect(greeting["address"], timeout_s=_MANNERS_S)
     try:
-        peer = engine.connect(str(greeting["address"]), timeout_s=max(1.0, min(5.0, _left(end))))
-    except PdkvError as error:
-        text = f"`{receiver.peer}` can't be reached at `{greeting['address']}`, which it named: {error.message}"
-        raise HandshakeError(text, operation=_OPERATION) from error
-    # Its word is worth something only if that was its own address.
-    if peer.incarnation != receiver.incarnation:
+        # Its word is worth something only if that was its own address.
+        if peer.incarnation != receiver.incarnation:
+            text = f"`{peer.address}` is engine `{peer.name}`, and not `{receiver.peer}`, which named it"
+            raise HandshakeError(text, operation=_OPERATION)
+        # It is told first, so that it knows too what they disagree about.
+        _greet(peer, engine, config, port).close(_MANNERS_S)
+        _compare(greeting, config)
+    except BaseException:
         peer.close()
-        text = f"`{peer.address}` is engine `{peer.name}`, and not `{receiver.peer}`, which named it"
-        raise HandshakeError(text, operation=_OPERATION)
-    _greet(peer, engine, config, port, end)
+        raise
     return peer
 
 
@@ -118,17 +121,21 @@ def _go_to_rank_0(engine: Engine, config: PipeConfig, port: int, end: float) -> 
             if _left(end) <= _RETRY_S:
                 raise _nobody(config, port, "rank 0 does not listen") from error
             time.sleep(_RETRY_S)
-    _greet(peer, engine, config, port, end)
+    sender = _greet(peer, engine, config, port)
     try:
         receiver = engine.accept_pipe(_channel(port), incarnation=peer.incarnation, timeout_s=_left(end))
     except TransferTimeoutError as error:
         raise _nobody(config, port, "rank 0 did not answer; perhaps it has met another rank 1") from error
-    _heard(receiver, config, end)
-    receiver.close()
+    try:
+        _compare(_heard(receiver, _left(end)), config)
+        sender.close(_MANNERS_S)
+    finally:
+        receiver.close()
     return peer
 
 
-def _greet(peer: Peer, engine: Engine, config: PipeConfig, port: int, end: float) -> None:
+def _greet(peer: Peer, engine: Engine, config: PipeConfig, port: int) -> PipeSender:
+    """Sends this end's greeting; whoever heard it may close what is returned, dropping it takes it back."""
     greeting = {
         "version": _VERSION,
         "rank": config.kv_rank,
@@ -136,26 +143,37 @@ def _greet(peer: Peer, engine: Engine, config: PipeConfig, port: int, end: float
         "address": engine.address,
     }
     sender = peer.open_pipe(_channel(port))
-    sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _left(end))
-    sender.close(_left(end))
+    sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _MANNERS_S)
+    return sender
 
 
-def _heard(receiver: PipeReceiver, config: PipeConfig, end: float) -> dict[str, Any]:
+def _heard(receiver: PipeReceiver, timeout_s: float) -> dict[str, Any]:
+    """The greeting that came, with the address in it checked to be one."""
     try:
-        tag = receiver.recv(_left(end))[0]
+        tag = receiver.recv(timeout_s)[0]
         greeting = json.loads(tag[1:]) if tag[:1] == _GREETING else None
-    except (PdkvError, ValueError) as error:
-        raise HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION) from error
+    except (PdkvError, ValueError, RecursionError) as error:
+        raise _no_greeting() from error
+    if not isinstance(greeting, dict):
+        raise _no_greeting()
+    address = greeting.get("address")
+    if not isinstance(address, str) or not address.isascii() or not address.isprintable() or len(address) > 256:
+        raise _no_greeting()
+    return greeting
+
+
+def _compare(greeting: dict[str, Any], config: PipeConfig) -> None:
     expected = {"version": _VERSION, "rank": 1 - (config.kv_rank or 0), "kv_parallel_size": config.kv_parallel_size}
-    if not isinstance(greeting, dict) or not isinstance(greeting.get("address"), str):
-        raise HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION)
     different = [name for name, value in expected.items() if greeting.get(name) != value]
     if different:
         facts = ", ".join(
             f"`{name}` is `{greeting.get(name)}` there, `{expected[name]}` was expected" for name in different
         )
         raise ConfigError(f"the ends of the pipe disagree: {facts}", operation=_OPERATION)
-    return greeting
+
+
+def _no_greeting() -> HandshakeError:
+    return HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION)
 
 
 def _channel(port: int) -> bytes:
