@@ -2,7 +2,7 @@
 
 mod fuzz_bodies;
 
-use fuzz_bodies::{frames, node, reference_json};
+use fuzz_bodies::{frames, node, pipe, reference_json};
 use pdkv_core::id::{CacheId, ExportId, Incarnation};
 use pdkv_core::reference::{ExportKind, Reference};
 use proptest::prelude::*;
@@ -63,6 +63,16 @@ proptest! {
         }
         frame.insert(0, piece);
         frames(&frame);
+    }
+
+    #[test]
+    fn any_bytes_as_a_pipe(kind in 0_u8..24, mut data in prop::collection::vec(any::<u8>(), 16..300)) {
+        pipe(&data);
+        // A good header, so that bodies are tried too.
+        let body = (data.len() - 16) as u32;
+        data[..16].copy_from_slice(&[0x50, 0x4b, 0x44, 0x50, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        data[8..12].copy_from_slice(&body.to_le_bytes());
+        pipe(&data);
     }
 
     #[test]

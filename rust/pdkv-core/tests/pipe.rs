@@ -207,7 +207,10 @@ fn changed(raw: &[u8], at: usize, byte: u8) -> Vec<u8> {
     raw
 }
 
-fn any_item() -> impl Strategy<Value = (u64, Vec<u8>, Option<(String, Vec<u64>, u64)>, bool)> {
+/// Number, tag, dtype with shape and item size, whether inline.
+type AnyItem = (u64, Vec<u8>, Option<(String, Vec<u64>, u64)>, bool);
+
+fn any_item() -> impl Strategy<Value = AnyItem> {
     let tensor = ("[a-z0-9_]{1,24}", prop::collection::vec(0_u64..9, 0..5), 1_u64..9);
     let tag = prop::collection::vec(any::<u8>(), 0..50);
     (any::<u64>(), tag, prop::option::of(tensor), any::<bool>())

@@ -348,6 +348,7 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
         "close",
         format!("engine `{}` was closed", shared.name),
     );
+    shared.pipes.part(&error.clone().with("closed_by", "here"));
     for peer in peers {
         shared.hang_up(peer, &error);
     }

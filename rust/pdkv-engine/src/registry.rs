@@ -167,6 +167,13 @@ impl Registry {
         Ok(Arc::clone(&region.memory))
     }
 
+    /// Regions that are for one peer alone.
+    #[cfg(test)]
+    pub(crate) fn private(&self) -> usize {
+        let book = self.book.read().expect("no holder panics");
+        book.regions.values().filter(|region| region.only.is_some()).count()
+    }
+
     /// Everything, as it goes into a hello.
     pub(crate) fn adverts(&self) -> (Vec<RegionAdvert>, Vec<CacheAdvert>) {
         let book = self.book.read().expect("no holder panics");

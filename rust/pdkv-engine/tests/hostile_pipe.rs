@@ -102,7 +102,7 @@ fn small(seq: u64) -> ToReceiver<'static> {
 fn what_no_sender_says_ends_the_pipe_and_nothing_else() {
     type Script = fn(&mut TcpStream);
     let scripts: [(&str, Script); 9] = [
-        ("garbage", |s| drop(s.write_all(&[0xEE; 300_000]))),
+        ("garbage", |s| drop(s.write_all(&vec![0xEE; 300_000]))),
         ("a number too high", |s| say(s, &small(1))),
         ("the same number twice", |s| {
             say(s, &small(0));
@@ -316,7 +316,7 @@ fn what_no_receiver_says_ends_the_sender() {
     let scripts: [(&str, Script); 5] = [
         ("garbage", |s| s.write_all(&[0xEE; 64]).expect("sends")),
         ("more items than were sent", |s| {
-            reply(s, &ToSender::Received { items: 2 })
+            reply(s, &ToSender::Received { items: 2 });
         }),
         ("two places", |s| {
             for _ in 0..2 {

@@ -9,6 +9,7 @@ use pdkv_core::block_table::BlockTable;
 use pdkv_core::error::{Error, ErrorKind};
 use pdkv_core::id::{CacheId, ExportId, Incarnation, PeerKey, TransferId};
 use pdkv_core::node::{Action, ExportSpec, Identity, Node, NodeConfig, Now, RemotePeer, Role, TransferSpec};
+use pdkv_core::pipe::{ToReceiver, ToSender};
 use pdkv_core::plan::Selection;
 use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::wire::{
@@ -37,6 +38,31 @@ pub fn frames(data: &[u8]) {
             }
         }
     }
+}
+
+/// Any bytes, as either end of a pipe would take them. What is read must come back the same from its own encoding.
+pub fn pipe(data: &[u8]) {
+    let mut rest = data;
+    while let Some((frame, used)) = only_integrity(ToReceiver::decode(rest)) {
+        let mut again = Vec::new();
+        frame.encode(&mut again).expect("what came in a frame fits one");
+        assert_eq!(only_integrity(ToReceiver::decode(&again)), Some((frame, used)));
+        rest = &rest[used..];
+    }
+    rest = data;
+    while let Some((frame, used)) = only_integrity(ToSender::decode(rest)) {
+        let mut again = Vec::new();
+        frame.encode(&mut again);
+        assert_eq!(only_integrity(ToSender::decode(&again)), Some((frame, used)));
+        rest = &rest[used..];
+    }
+}
+
+fn only_integrity<T>(decoded: Result<Option<T>, Error>) -> Option<T> {
+    decoded.unwrap_or_else(|error| {
+        assert_eq!(error.kind(), ErrorKind::Integrity);
+        None
+    })
 }
 
 fn same_again(message: &Message) {

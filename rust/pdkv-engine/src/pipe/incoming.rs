@@ -298,7 +298,15 @@ impl Incoming {
             .map_err(|errno| broken(errno.into()))
     }
 
-    pub(super) fn end(&self, error: &Error, now: bool) -> bool {
+    /// Ends it here and tells the sender; again is harmless.
+    pub(super) fn close(&self, error: &Error) {
+        if self.end(error, true) {
+            let items = self.taken.load(Ordering::Acquire);
+            self.up.say(&self.stream, &ToSender::Gone { items });
+        }
+    }
+
+    fn end(&self, error: &Error, now: bool) -> bool {
         {
             let mut cut = self.cut.lock().expect("no holder panics");
             if cut.as_ref().is_some_and(|cut| cut.now || !now) {
@@ -322,6 +330,10 @@ impl Incoming {
 impl End for Incoming {
     fn cut(&self, error: &Error) {
         self.end(error, false);
+    }
+
+    fn part(&self, error: &Error) {
+        self.close(error);
     }
 
     fn tick(&self, now: Duration) -> Option<Duration> {

@@ -12,6 +12,7 @@ use pdkv_core::id::{Incarnation, PeerKey};
 use pdkv_core::pipe::{HEADER, MAX_CHANNEL, ToReceiver, ToSender};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::receiver::PipeReceiver;
 use super::upward::Upward;
@@ -31,6 +32,9 @@ const WATCH: Duration = Duration::from_millis(500);
 pub(super) trait End: Send + Sync {
     /// The peer is lost or the engine closed: end it with this error.
     fn cut(&self, error: &Error);
+
+    /// The engine is about to be closed: tell the other end in order, if this is the one that does.
+    fn part(&self, error: &Error);
 
     /// Does what is due; when to come again.
     fn tick(&self, now: Duration) -> Option<Duration>;
@@ -89,15 +93,27 @@ fn refuse(stream: &TcpStream, error: &Error) {
     Upward::default().say(stream, &refused);
 }
 
+/// Whether the sender has given up already.
+fn has_hung_up(stream: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec::default();
+    poll(&mut fds, Some(&now)).is_ok_and(|count| count == 1)
+}
+
 /// A place among those that wait, given up when dropped.
 struct Seat {
     shared: Arc<Shared>,
     peer: PeerKey,
+    /// A guest is counted in its stead.
+    handed_on: bool,
 }
 
 impl Seat {
     fn take(shared: &Arc<Shared>, peer: PeerKey) -> Result<Self> {
         let mut inner = shared.pipes.lock();
+        if inner.counts.get(&peer).is_some_and(|&count| count >= MAX_GUESTS) {
+            drop(inner.take(|guest| guest.peer == peer && has_hung_up(&guest.stream)));
+        }
         let count = inner.counts.entry(peer).or_default();
         if *count >= MAX_GUESTS {
             let text = format!("the peer has `{MAX_GUESTS}` pipes that nobody has accepted");
@@ -107,11 +123,12 @@ impl Seat {
         Ok(Self {
             shared: Arc::clone(shared),
             peer,
+            handed_on: false,
         })
     }
 
     /// Hears the pipe's name and lets it wait.
-    fn welcome(self, stream: TcpStream) -> Result<()> {
+    fn welcome(mut self, stream: TcpStream) -> Result<()> {
         let channel = name_of(&stream)?;
         stream.set_nonblocking(true).map_err(broken)?;
         let (peer, now) = (self.peer, self.shared.clock.now());
@@ -128,7 +145,8 @@ impl Seat {
         };
         let lost = || Error::new(ErrorKind::PeerLost, "pipe", "the peer was lost meanwhile");
         let (name, same_host, incarnation) = known.ok_or_else(lost)?;
-        let pipes = &self.shared.pipes;
+        let shared = Arc::clone(&self.shared);
+        let pipes = &shared.pipes;
         {
             let mut inner = pipes.lock();
             inner.guests.push(Guest {
@@ -140,8 +158,7 @@ impl Seat {
                 stream,
                 since: now,
             });
-            // The guest is counted in its stead.
-            *inner.counts.entry(peer).or_default() += 1;
+            self.handed_on = true;
         }
         pipes.came.notify_all();
         pipes.arm(&self.shared, now + PATIENCE);
@@ -155,7 +172,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.shared.pipes.lock().uncount(self.peer);
+        if !self.handed_on {
+            self.shared.pipes.lock().uncount(self.peer);
+        }
     }
 }
 
@@ -270,6 +289,14 @@ impl Pipes {
         drop(guests);
         for end in ends.into_iter().filter_map(|(_, end)| end.upgrade()) {
             end.cut(error);
+        }
+    }
+
+    /// The engine is about to close: senders learn what was received, and why no more is.
+    pub(crate) fn part(&self, error: &Error) {
+        let ends: Vec<_> = self.lock().ends.iter().filter_map(|(_, end)| end.upgrade()).collect();
+        for end in ends {
+            end.part(error);
         }
     }
 

@@ -65,3 +65,6 @@ fn misplaced(name: &str) -> Error {
     let text = format!("the other end of the pipe sent `{name}` at the wrong time");
     Error::new(ErrorKind::Integrity, "pipe", text)
 }
+
+#[cfg(test)]
+mod tests;

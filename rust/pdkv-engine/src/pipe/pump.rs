@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::RegionId;
 use pdkv_core::pipe::{ToReceiver, ToSender};
 use pdkv_core::{Error, ErrorKind, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::queue::{Large, Next};
 use super::sender::Outgoing;
@@ -20,6 +20,8 @@ use crate::remote::RemoteRegion;
 
 /// How long the advert of a region may take after the receiver has named it: it comes over another stream.
 const ADVERT: Duration = Duration::from_secs(10);
+/// How long receipts are waited for once the session is over.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Bytes read at once of what the receiver says.
 const GULP: usize = 4 << 10;
 
@@ -96,20 +98,36 @@ impl Pump<'_> {
                     return Ok(());
                 }
                 Next::Rest => self.wait(false)?,
-                Next::Over => return Err(self.end()),
+                Next::Over => self.check()?,
             }
             self.hear()?;
         }
     }
 
+    /// # Errors
     /// Why it is over, when somebody else ended it.
-    fn end(&self) -> Error {
-        let unknown = || Error::new(ErrorKind::Internal, "pipe", "it ended for no reason");
-        self.core.queue.failure().unwrap_or_else(unknown)
+    fn check(&mut self) -> Result<()> {
+        if let Some(error) = self.core.queue.failure() {
+            return Err(error);
+        }
+        if let Some(error) = self.core.queue.cut_error() {
+            self.hear_last_words();
+            return Err(error);
+        }
+        Ok(())
     }
 
-    fn check(&self) -> Result<()> {
-        self.core.queue.failure().map_or(Ok(()), Err)
+    /// The session is over. Receipts may still be on their way: what was received in time is no loss.
+    fn hear_last_words(&mut self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        while self.core.queue.owes() && self.hear().is_ok() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let left = Timespec::try_from(left).ok();
+            let _ = poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], left.as_ref());
+        }
     }
 
     fn say(&mut self, frame: &ToReceiver<'_>) -> Result<()> {

@@ -3,11 +3,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pdkv_core::id::Incarnation;
-use pdkv_core::pipe::ToSender;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::buffer::PipeBuffer;
@@ -83,10 +81,8 @@ impl PipeReceiver {
     /// Ends it: whoever receives is woken, the sender is told. Doing it twice is no error, and in a forked child it
     /// does nothing.
     pub fn close(&self) {
-        let core = &self.core;
-        if core.shared.at_home() && core.end(&closed_here("recv"), true) {
-            let items = core.taken.load(Ordering::Acquire);
-            core.up.say(&core.stream, &ToSender::Gone { items });
+        if self.core.shared.at_home() {
+            self.core.close(&closed_here("recv"));
         }
     }
 

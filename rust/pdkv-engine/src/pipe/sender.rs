@@ -34,7 +34,11 @@ impl Outgoing {
 
 impl End for Outgoing {
     fn cut(&self, error: &Error) {
-        self.queue.fail(error.clone());
+        self.queue.cut(error);
+    }
+
+    fn part(&self, _error: &Error) {
+        // The session's end tells the receiver.
     }
 
     fn tick(&self, _now: Duration) -> Option<Duration> {

@@ -1,12 +1,14 @@
 //! What waits to be sent: small items already as the bytes of their frames, many to a buffer; large ones as the memory
-//! they lie in. Bounded by bytes. Callers put in, one thread takes out, and either waits for the other here.
+//! they lie in. Bounded by bytes. Callers put in, one thread takes out (`thread.rs`), and either waits for the other here.
+
+mod thread;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pdkv_core::pipe::{ItemHead, Strided};
-use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_core::{Error, Result};
 use pdkv_device::{EventFd, HostRegion};
 
 use super::{PipeStats, closed_here};
@@ -20,19 +22,19 @@ const SPARE: usize = 4;
 
 /// Small items, as they go out.
 #[derive(Default)]
-pub(super) struct Chunk {
-    pub(super) bytes: Vec<u8>,
+pub(in crate::pipe) struct Chunk {
+    pub(in crate::pipe) bytes: Vec<u8>,
     payload: u64,
     overhead: u64,
 }
 
 /// A large item.
-pub(super) struct Large {
+pub(in crate::pipe) struct Large {
     /// Its frame, which is sent before its bytes have a place.
-    pub(super) frame: Vec<u8>,
-    pub(super) seq: u64,
-    pub(super) memory: Arc<HostRegion>,
-    pub(super) at: Strided,
+    pub(in crate::pipe) frame: Vec<u8>,
+    pub(in crate::pipe) seq: u64,
+    pub(in crate::pipe) memory: Arc<HostRegion>,
+    pub(in crate::pipe) at: Strided,
 }
 
 enum Entry {
@@ -41,7 +43,7 @@ enum Entry {
 }
 
 /// What the thread is to do.
-pub(super) enum Next {
+pub(in crate::pipe) enum Next {
     Send(Chunk),
     Place(Large),
     /// Everything is in the receiver's hands, and the caller has closed.
@@ -54,12 +56,12 @@ pub(super) enum Next {
     Over,
 }
 
-pub(super) struct Queue {
+pub(in crate::pipe) struct Queue {
     state: Mutex<State>,
     /// For callers: room, receipts and the end.
     changed: Condvar,
     /// For the thread.
-    pub(super) wake: EventFd,
+    pub(in crate::pipe) wake: EventFd,
     limit: u64,
 }
 
@@ -84,6 +86,8 @@ struct State {
     waiting: usize,
     closing: bool,
     failure: Option<Error>,
+    /// Why the thread is to end, once it has heard what the receiver said last.
+    cut: Option<Error>,
     /// A caller has heard of the failure.
     told: bool,
     stats: PipeStats,
@@ -91,7 +95,7 @@ struct State {
 
 impl State {
     fn check(&mut self) -> Result<()> {
-        if let Some(error) = &self.failure {
+        if let Some(error) = self.failure.as_ref().or(self.cut.as_ref()) {
             self.told = true;
             return Err(error.clone());
         }
@@ -119,7 +123,7 @@ impl State {
 }
 
 impl Queue {
-    pub(super) fn new(limit: u64) -> Result<Self> {
+    pub(in crate::pipe) fn new(limit: u64) -> Result<Self> {
         Ok(Self {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -165,7 +169,7 @@ impl Queue {
     }
 
     /// Queues an item whose bytes are copied now, by `fill`; `false` when there was no room in time.
-    pub(super) fn push_small(
+    pub(in crate::pipe) fn push_small(
         &self,
         mut head: ItemHead<'_>,
         wait: Duration,
@@ -194,7 +198,7 @@ impl Queue {
     }
 
     /// Queues an item whose bytes stay where they are; `false` when there was no room in time.
-    pub(super) fn push_large(
+    pub(in crate::pipe) fn push_large(
         &self,
         mut head: ItemHead<'_>,
         memory: &Arc<HostRegion>,
@@ -235,66 +239,6 @@ impl Queue {
         }
     }
 
-    /// What the thread does next.
-    pub(super) fn next(&self) -> Next {
-        let mut state = self.lock();
-        if state.failure.is_some() {
-            return Next::Over;
-        }
-        match state.entries.pop_front() {
-            Some(Entry::Small(chunk)) => Next::Send(chunk),
-            Some(Entry::Large(large)) => Next::Place(large),
-            None if state.closing && state.received == state.accepted => Next::Bye { items: state.accepted },
-            None => {
-                state.thread = Thread::Rests;
-                Next::Rest
-            }
-        }
-    }
-
-    /// The thread is awake again.
-    pub(super) fn rise(&self) {
-        self.wake.drain();
-        self.lock().thread = Thread::Works;
-    }
-
-    /// A buffer went out.
-    pub(super) fn sent(&self, mut chunk: Chunk) {
-        let mut state = self.lock();
-        state.payload = state.payload.saturating_sub(chunk.payload);
-        state.overhead = state.overhead.saturating_sub(chunk.overhead);
-        if state.spare.len() < SPARE && chunk.bytes.capacity() <= 2 * CHUNK {
-            chunk.bytes.clear();
-            state.spare.push(chunk.bytes);
-        }
-        self.tell(state);
-    }
-
-    /// A large item is placed, `staged` bytes of it in two steps.
-    pub(super) fn placed(&self, large: Large, staged: u64) {
-        let mut state = self.lock();
-        let bytes = large.at.nbytes();
-        state.payload = state.payload.saturating_sub(bytes);
-        state.overhead = state.overhead.saturating_sub(large.frame.len() as u64);
-        state.stats.staged_bytes += staged;
-        state.stats.direct_bytes += bytes - staged;
-        self.tell(state);
-        // Outside the lock: whoever keeps the memory alive may do anything when it is let go.
-        drop(large);
-    }
-
-    /// The receiver says how many items it holds.
-    pub(super) fn received(&self, items: u64) -> Result<()> {
-        let mut state = self.lock();
-        if items > state.accepted || items < state.received {
-            let text = format!("the receiver says it has `{items}` items of `{}`", state.accepted);
-            return Err(Error::new(ErrorKind::Integrity, "pipe", text));
-        }
-        state.received = items;
-        self.tell(state);
-        Ok(())
-    }
-
     fn tell(&self, state: MutexGuard<'_, State>) {
         if state.waiting > 0 {
             drop(state);
@@ -303,7 +247,7 @@ impl Queue {
     }
 
     /// Ends it with an error, unless it has ended; what waits is let go.
-    pub(super) fn fail(&self, error: Error) {
+    pub(in crate::pipe) fn fail(&self, error: Error) {
         let mut state = self.lock();
         if state.thread != Thread::Ended {
             state.failure.get_or_insert(error);
@@ -316,20 +260,22 @@ impl Queue {
         drop(dropped);
     }
 
-    /// The thread has ended.
-    pub(super) fn set_over(&self) {
-        self.lock().thread = Thread::Ended;
+    /// Has the thread end with an error, after it has heard what the receiver said last: that may be a receipt.
+    pub(in crate::pipe) fn cut(&self, error: &Error) {
+        self.lock().cut.get_or_insert_with(|| error.clone());
+        // Who waits for room needs no receipt.
         self.changed.notify_all();
+        self.wake.notify();
     }
 
     /// Takes no more items; the thread says goodbye when the receiver has all of them.
-    pub(super) fn close(&self) {
+    pub(in crate::pipe) fn close(&self) {
         self.lock().closing = true;
         self.wake.notify();
     }
 
     /// Whether the receiver has the first `items`; `false` when it hadn't in time.
-    pub(super) fn flushed(&self, items: u64, wait: Duration) -> Result<bool> {
+    pub(in crate::pipe) fn flushed(&self, items: u64, wait: Duration) -> Result<bool> {
         let found = self.wait(wait, |state| match &state.failure {
             _ if state.received >= items => Ok(Some(())),
             Some(error) => {
@@ -342,7 +288,7 @@ impl Queue {
     }
 
     /// Whether the thread has ended; what it failed of is told once.
-    pub(super) fn closed(&self, wait: Duration) -> Result<bool> {
+    pub(in crate::pipe) fn closed(&self, wait: Duration) -> Result<bool> {
         let found = self.wait(wait, |state| {
             let lost = state.received < state.accepted;
             match &state.failure {
@@ -356,25 +302,25 @@ impl Queue {
         Ok(found.is_some())
     }
 
-    pub(super) fn failure(&self) -> Option<Error> {
+    pub(in crate::pipe) fn failure(&self) -> Option<Error> {
         self.lock().failure.clone()
     }
 
     /// Whether items are taken.
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::pipe) fn is_open(&self) -> bool {
         let state = self.lock();
-        state.failure.is_none() && !state.closing
+        state.failure.is_none() && state.cut.is_none() && !state.closing
     }
 
-    pub(super) fn queued(&self) -> u64 {
+    pub(in crate::pipe) fn queued(&self) -> u64 {
         self.lock().payload
     }
 
-    pub(super) fn accepted(&self) -> u64 {
+    pub(in crate::pipe) fn accepted(&self) -> u64 {
         self.lock().accepted
     }
 
-    pub(super) fn stats(&self) -> PipeStats {
+    pub(in crate::pipe) fn stats(&self) -> PipeStats {
         self.lock().stats
     }
 }

@@ -1,0 +1,90 @@
+//! What can't be seen from outside: memory that outlives its pipe, and who is kept.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use pdkv_core::ErrorKind;
+use pdkv_core::pipe::{ItemHead, TensorHead, ToReceiver};
+
+use crate::peer::Peer;
+use crate::{Engine, EngineConfig};
+
+const WAIT: Duration = Duration::from_secs(60);
+
+fn until(mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < WAIT, "it never happened");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn pair() -> (Engine, Engine, Peer) {
+    let near = Engine::new("near", EngineConfig::default()).unwrap();
+    let far = Engine::new("far", EngineConfig::default()).unwrap();
+    let peer = near.connect(far.address().unwrap(), WAIT).unwrap();
+    (near, far, peer)
+}
+
+/// A pipe whose sender is played here, with an item on its way.
+fn within_an_item(far: &Engine, peer: &Peer) -> (TcpStream, super::PipeReceiver) {
+    let mut stream = peer.link.pipes.as_ref().unwrap()().unwrap();
+    let mut raw = Vec::new();
+    ToReceiver::Open { channel: b"p" }.encode(&mut raw).unwrap();
+    let head = ItemHead {
+        seq: 0,
+        tag: b"",
+        tensor: Some(TensorHead::new("uint8", &[1 << 20], 1).unwrap()),
+    };
+    head.begin(&mut raw, false).unwrap();
+    stream.write_all(&raw).unwrap();
+    let receiver = far.accept_pipe(b"p", None, WAIT).unwrap().unwrap();
+    let mut place = [0; 40];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Once the place is known, nothing more comes.
+            while far.shared().registry.private() == 0 {
+                receiver.recv(Duration::from_millis(5)).unwrap();
+            }
+        });
+        stream.read_exact(&mut place).unwrap();
+    });
+    (stream, receiver)
+}
+
+#[test]
+fn memory_that_may_be_written_is_kept_until_the_writer_is_gone() {
+    let (near, far, peer) = pair();
+    for closes in [true, false] {
+        let (stream, receiver) = within_an_item(&far, &peer);
+        let pipes = &far.shared().pipes;
+        if closes {
+            receiver.close();
+        } else {
+            drop(receiver);
+        }
+        assert_eq!((pipes.held(), far.shared().registry.private()), (1, 0));
+        std::thread::sleep(Duration::from_millis(600));
+        assert_eq!(pipes.held(), 1, "its writer is there");
+        drop(stream);
+        until(|| pipes.held() == 0);
+    }
+    // The session's end alone says nothing of the writer.
+    let (stream, receiver) = within_an_item(&far, &peer);
+    near.close();
+    until(|| receiver.recv(Duration::from_millis(5)).is_err());
+    assert_eq!(receiver.recv(WAIT).unwrap_err().kind(), ErrorKind::PeerLost);
+    assert_eq!(far.shared().pipes.held(), 1);
+    drop(stream);
+    until(|| far.shared().pipes.held() == 0);
+}
+
+#[test]
+fn memory_whose_writer_has_ended_is_not_kept() {
+    let (_near, far, peer) = pair();
+    let (stream, receiver) = within_an_item(&far, &peer);
+    drop(stream);
+    assert_eq!(receiver.recv(WAIT).unwrap_err().kind(), ErrorKind::PeerLost);
+    assert_eq!((far.shared().pipes.held(), far.shared().registry.private()), (0, 0));
+}
