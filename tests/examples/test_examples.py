@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Those with torch are run by tests/with_torch/test_examples.py.
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if "import torch" not in path.read_text())
+
 # What the output of each example must contain; an example without a row fails.
 PROMISES = {
     "lookup_buffer.py": ["decode-0: 48 tokens", "decode-1: 48 tokens", " 0 staged"],
@@ -31,7 +34,7 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs_and_keeps_its_promise(example):
     done = run(ROOT / "examples" / example)
     assert done.returncode == 0, done.stderr

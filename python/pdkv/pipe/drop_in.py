@@ -39,7 +39,7 @@ class PdkvPipe(Pipe):
 
     def __init__(self, local_rank: int, config: object, device: str | None = None, port_offset: int = 0) -> None:
         settings = PipeConfig.of(config)
-        place = _device_of(device or settings.kv_buffer_device, local_rank)
+        place = device_of(device or settings.kv_buffer_device, local_rank)
         engine, peer = meet(settings, settings.kv_port + port_offset)
         self.config, self.local_rank, self.kv_rank = settings, local_rank, settings.kv_rank
         try:
@@ -60,7 +60,7 @@ class PdkvPipe(Pipe):
         self._engine.close()
 
 
-def _device_of(name: Any, local_rank: int) -> str:
+def device_of(name: Any, local_rank: int) -> str:
     if name == "cpu":
         return "cpu"
     if not isinstance(name, str) or name.split(":")[0] != "cuda":
