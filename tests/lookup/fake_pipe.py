@@ -48,9 +48,13 @@ class FakePipe:
     def _check(self):
         if self.closed:
             raise ClosedError("the pipe was closed", operation="send_message")
+        if self.peer.closed:
+            raise PeerLostError("Connection closed by peer", operation="send_message")
 
 
 def fake_pair():
     """The two ends."""
     here, there = queue.Queue(), queue.Queue()
-    return FakePipe(here, there), FakePipe(there, here)
+    one, other = FakePipe(here, there), FakePipe(there, here)
+    one.peer, other.peer = other, one
+    return one, other

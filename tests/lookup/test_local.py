@@ -223,6 +223,13 @@ def test_what_is_no_entry_is_refused_and_takes_no_room(buffer, tokens, roi, key)
     assert (len(buffer), buffer.used_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", ["O", "M8[D]", [("a", "i4")], ">i4"], ids=str)
+def test_what_could_never_be_sent_is_refused_at_once(buffer, dtype):
+    with pytest.raises(pdkv.UnsupportedError):
+        buffer.insert(ints(1), None, np.zeros(2, dtype), None, None)
+    assert (len(buffer), buffer.used_bytes) == (0, 0)
+
+
 def test_bad_settings_are_refused():
     for settings in ({"match": "regex"}, {"max_bytes": 0}, {"hold_s": -1}, {"name": "x" * 65}, {"peer": object()}):
         with pytest.raises(pdkv.ConfigError):

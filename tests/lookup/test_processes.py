@@ -12,6 +12,9 @@ import pdkv
 from lookup.far import PATIENCE_S, End, Far, until
 from pdkv.lookup_buffer.words import Kind, Word, pack
 
+ODD = b'g{"version": 1, "address": "\\ud800:1", "token": "0123456789abcdef"}'
+DEEP = b"g" + b"[" * 60_000
+
 
 @pytest.fixture
 def start():
@@ -173,9 +176,9 @@ def test_who_greets_with_another_ones_address_is_not_let_in(start, producer, cap
     try:
         stranger.do("greet_as", producer.address(), other.address())
         until(lambda: "is not `stranger`" in caplog.text, "the refusal")
-        for words in (b"", b"junk", b"g{}", b"g[]", b'g{"version": 1, "address": 7, "token": "x"}'):
+        for words in (b"", b"junk", b"g{}", b"g[]", b'g{"version": 1, "address": 7, "token": "x"}', ODD, DEEP):
             stranger.do("greet", producer.address(), words)
-        until(lambda: caplog.text.count("no greeting") == 5, "the refusals")
+        until(lambda: caplog.text.count("no greeting") == 7, "the refusals")
         assert producer.sessions() == 0
         consumer = start("consumer", producer.address())
         producer.insert(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -253,15 +254,76 @@ def test_a_forged_answer_ends_the_connection_and_every_wait(forged):
         remote.peek(None, longest=False, blocks=False, timeout_s=20)
 
 
-def test_a_tensor_that_cannot_be_sent_is_the_requesters_error_and_stays(ends):
+def test_an_entry_that_nobody_can_have_is_one_requesters_error_and_gone(ends):
     pipe = ends.consumer()
+    for number in range(600):  # more than a call stack would take
+        ask(pipe, number, 1)
+    ask(pipe, 600, 1, kind=Kind.PEEK)
+    assert heard(pipe)[0].kind is Kind.MISS
     pipe.producer.refuse = pdkv.UnsupportedError("a tensor of dtype `odd`")
     ends.insert(1)
-    ask(pipe, 0, 1)
     word, _ = heard(pipe)
-    assert isinstance(words.error_of(word), pdkv.UnsupportedError)
+    assert (word.request, type(words.error_of(word))) == (0, pdkv.UnsupportedError)
     assert "odd" in str(words.error_of(word))
+    assert ends.buffer.used_bytes == 0
+    pipe.producer.refuse = None
+    ends.insert(1)
+    assert heard(pipe)[0] == Word(Kind.HIT, 1, 1)
+
+
+def test_an_entry_that_comes_back_from_everybody_goes_through_a_loop(ends):
+    pipe, other = ends.consumer(), ends.consumer()
+    for number in range(600):
+        ask(pipe, number, 1)
+    ask(pipe, 600, 1, kind=Kind.PEEK)
+    assert heard(pipe)[0].kind is Kind.MISS
+    pipe.producer.refuse = pdkv.CapacityError("not now")
+    ends.insert(1)
     assert len(ends.buffer) == 1
+    ask(other, 0, 1)
+    assert heard(other)[0] == Word(Kind.HIT, 0, 1)
+    ask(other, 0, kind=Kind.TAKEN)
+
+
+def test_a_consumer_that_asks_and_never_listens_is_cut_off(ends):
+    pipe = ends.consumer()
+    ask(pipe, 0, 1)
+    ask(pipe, 1, 1, kind=Kind.PEEK)
+    assert heard(pipe)[0].kind is Kind.MISS
+    pipe.producer.refuse = pdkv.TransferTimeoutError("the pipe is full of what nobody reads")
+    ends.insert(1)
+    pipe.served.join(20)
+    assert not pipe.served.is_alive()
+    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+
+
+def test_a_taking_of_what_was_cancelled_is_forged_and_costs_nothing(ends):
+    pipe = ends.consumer()
+    ends.insert(1)
+    ask(pipe, 0, 1)
+    assert heard(pipe)[0].kind is Kind.HIT
+    ask(pipe, 0, kind=Kind.CANCEL)
+    ask(pipe, 0, kind=Kind.TAKEN)
+    pipe.served.join(20)
+    assert not pipe.served.is_alive()
+    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+    assert ends.buffer.used_bytes == 0
+
+
+def test_a_consumer_that_talks_of_other_things_is_cut_off_as_well(ends, monkeypatch):
+    monkeypatch.setattr("pdkv.lookup_buffer.server._GRACE_S", 0.05)
+    pipe = ends.consumer(hold_s=0.05)
+    ends.insert(1)
+    ask(pipe, 0, 1)
+    assert heard(pipe)[0].kind is Kind.HIT
+
+    def chat():
+        for number in count(1):
+            ask(pipe, number, 9, kind=Kind.PEEK)
+
+    with pytest.raises(pdkv.PeerLostError):
+        chat()
+    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
 
 
 def test_close_of_the_producer_ends_the_waits_of_consumers(ends):

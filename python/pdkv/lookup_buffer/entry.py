@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pdkv.lookup_buffer.tensors import keys_of, nbytes_of
+from pdkv.lookup_buffer.tensors import check_sendable, keys_of, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,8 @@ class Entry:
     def __init__(self, tensors: Sequence[Any | None], operation: str) -> None:
         self.tensors = list(tensors)
         self.keys = keys_of(self.tensors[0], self.tensors[1], operation)
+        for tensor in self.tensors:
+            check_sendable(tensor)
         self.nbytes = sum(nbytes_of(tensor, operation) for tensor in self.tensors)
         self.number = -1
         self.pins = 1

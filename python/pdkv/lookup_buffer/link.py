@@ -32,6 +32,7 @@ _LOOK_S = 0.25
 # A consumer that greets says so at once.
 _GREETING_S = 10.0
 _MAX_CONSUMERS = 1024
+_MAX_ADDRESS = 255
 # An entry is held by the buffer already: waiting to be sent it takes no more memory, and must not make anybody wait.
 _ANY_BYTES = 1 << 62
 
@@ -169,12 +170,12 @@ class Door:
 def _read(tag: bytes) -> dict[str, Any]:
     try:
         greeting = json.loads(tag[1:]) if tag[:1] == _GREETING else None
-    except ValueError:
+    except (ValueError, RecursionError):
         greeting = None
     if (
         not isinstance(greeting, dict)
         or greeting.get("version") != _VERSION
-        or not isinstance(greeting.get("address"), str)
+        or not _is_address(greeting.get("address"))
         or not re.fullmatch("[0-9a-f]{16}", str(greeting.get("token")))
     ):
         raise HandshakeError("what came is no greeting of a consumer", operation="lookup")
@@ -183,3 +184,7 @@ def _read(tag: bytes) -> dict[str, Any]:
 
 def _channel(name: str, which: str) -> str:
     return f"lookup:{name}:{which}"
+
+
+def _is_address(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isprintable() and len(text) <= _MAX_ADDRESS

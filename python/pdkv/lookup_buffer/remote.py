@@ -30,6 +30,8 @@ from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, error_of
 __all__ = ["Remote"]
 
 _log = logging.getLogger("pdkv.lookup")
+# A pipe that takes nothing for so long leads to a producer that does not listen.
+_SEND_S = 30.0
 # tokens, roi, key, value, hidden.
 _TENSORS = 5
 _Answered = Callable[["Word | PdkvError", list[Any]], None]
@@ -123,7 +125,7 @@ class Remote:
 
     def say(self, word: Word) -> None:
         """Says something that needs no answer."""
-        self._pipe.send_message(pack(word))
+        self._pipe.send_message(pack(word), (), _SEND_S)
 
     @property
     def alive(self) -> bool:
@@ -151,7 +153,7 @@ class Remote:
                 self._open[request] = answered
             try:
                 word = pack(Word(kind, request, number, tail))
-                self._pipe.send_message(word, [] if keys is None else [keys])
+                self._pipe.send_message(word, [] if keys is None else [keys], _SEND_S)
             except BaseException:
                 with self._lock:
                     self._open.pop(request, None)

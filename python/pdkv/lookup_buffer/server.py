@@ -1,8 +1,9 @@
 """The producer's end of one consumer: hears its requests, sends it entries, and knows what it has not confirmed.
 
 An entry that was sent is the consumer's when it says so. If it says no, falls silent for too long, breaks the rules or
-dies, the entry goes back to its place. One thread hears; whoever brings an entry sends it, which never waits: the pipe
-to a consumer takes what it is given and only refers to it. No lock is held while anything is sent.
+dies, the entry goes back to its place. One thread hears; whoever brings an entry sends it, which does not wait: the
+pipe to a consumer takes what it is given and only refers to it. One that does not, because its consumer asks and never
+listens, is cut off. No lock is held while anything is sent.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pdkv.errors import (
     CapacityError,
     ClosedError,
     IntegrityError,
+    LayoutError,
     PdkvError,
     PeerError,
     TransferCancelledError,
     TransferTimeoutError,
+    UnsupportedError,
 )
 from pdkv.lookup_buffer.entry import Entry
 from pdkv.lookup_buffer.shelf import Request, Shelf
@@ -35,6 +38,10 @@ _log = logging.getLogger("pdkv.lookup")
 MAX_OPEN = 1024
 # Tokens in all requests of one consumer that wait.
 MAX_TOKENS = 1 << 24
+# A pipe that takes nothing for so long is full of answers that nobody reads.
+_SEND_S = 1.0
+# How long a consumer that says other things may be late with its word on an entry: it may be among what is unread.
+_GRACE_S = 1.0
 
 
 class MessagePipe(Protocol):
@@ -95,10 +102,18 @@ class Session:
 
     def run(self) -> None:
         """Serves the consumer until it leaves, is lost or is cut off; returns when all of its entries are back."""
+        overdue = None
         try:
             while True:
+                patience = self._patience()
+                if patience != 0:
+                    overdue = None
+                elif overdue is None:
+                    overdue = time.monotonic()
+                elif time.monotonic() - overdue > _GRACE_S:
+                    self._check_confirmations()
                 try:
-                    tag, tensors = self._pipe.recv_message(self._patience())
+                    tag, tensors = self._pipe.recv_message(patience)
                 except TransferTimeoutError:
                     self._check_confirmations()
                 else:
@@ -127,9 +142,11 @@ class Session:
         elif word.kind in (Kind.TAKEN, Kind.BACK):
             with self._lock:
                 sent = self._sent.pop(word.request, None)
-            if sent is None or (sent.returned and word.kind is Kind.TAKEN):
+            forged = sent is None or (sent.returned and word.kind is Kind.TAKEN)
+            if sent is not None:
+                sent.end(taken=word.kind is Kind.TAKEN)
+            if forged:
                 raise IntegrityError(f"a `{word.kind.name}` for request `{word.request}` came", operation="lookup")
-            sent.end(taken=word.kind is Kind.TAKEN)
         else:
             raise IntegrityError(f"a consumer said `{word.kind.name}`", operation="lookup")
 
@@ -203,15 +220,28 @@ class Session:
             return
         try:
             sent.export = entry.lend(self._hold_s)
-            tail = b"" if sent.export is None else sent.export.reference.to_json().encode()
-            self._pipe.send_message(pack(Word(Kind.HIT, number, matched, tail)), entry.tensors)
         except PdkvError as error:
-            with self._lock:
-                mine = self._sent.pop(number, None)
-            if mine is not None:
-                mine.end(taken=False)
-            # A tensor that can't be sent is the requester's to know; a broken pipe the hearing thread notices.
-            self._say(refusal(number, error))
+            # Blocks of a cache that is gone nobody can have.
+            self._refuse(number, entry, error, doomed=not isinstance(error, CapacityError))
+            return
+        tail = b"" if sent.export is None else sent.export.reference.to_json().encode()
+        try:
+            self._pipe.send_message(pack(Word(Kind.HIT, number, matched, tail)), entry.tensors, _SEND_S)
+        except TransferTimeoutError:
+            self._pipe.abort()  # the hearing thread then gives everything back
+        except PdkvError as error:
+            # Nobody can have a tensor that can't be sent; that the pipe broke is not the entry's fault.
+            self._refuse(number, entry, error, doomed=isinstance(error, (UnsupportedError, LayoutError)))
+
+    def _refuse(self, number: int, entry: Entry, error: PdkvError, *, doomed: bool) -> None:
+        if doomed:
+            _log.warning("an entry is dropped: %s", error.message)
+            entry.doomed = True
+        with self._lock:
+            sent = self._sent.pop(number, None)
+        if sent is not None:
+            sent.end(taken=False)
+        self._say(refusal(number, error))
 
     def _fail(self, number: int, error: PdkvError) -> None:
         with self._lock:
@@ -219,8 +249,12 @@ class Session:
         self._say(refusal(number, error))
 
     def _say(self, word: Word) -> None:
-        with suppress(PdkvError):  # of a pipe that broke the hearing thread learns as well
-            self._pipe.send_message(pack(word))
+        try:
+            self._pipe.send_message(pack(word), (), _SEND_S)
+        except TransferTimeoutError:
+            self._pipe.abort()
+        except PdkvError as error:  # of a pipe that broke the hearing thread learns as well
+            _log.debug("consumer `%s` could not be told: %s", self._name, error.message)
 
     def _patience(self) -> float | None:
         """How long to listen before somebody might have been silent for too long."""

@@ -8,6 +8,7 @@ is called and nothing waits while the lock is held; threads, pipes and processes
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -93,7 +94,7 @@ class Shelf:
             elif not hopeless and not once:
                 self._park(request)
         if found is not None:
-            request.deliver(*found)
+            _deliver(found[0], (request, found[1]))
         elif hopeless:
             request.fail(_closed("drop_select"))
         return found is not None or hopeless or not once
@@ -238,10 +239,24 @@ class Shelf:
         return True
 
 
+_deliveries = threading.local()
+
+
 def _deliver(entry: Entry, pair: tuple[Request, int] | None) -> None:
-    if pair is not None:
-        request, matched = pair
-        request.deliver(entry, matched)
+    """Gives an entry to a request. One that comes back at once goes to the next in a loop, however many there are."""
+    if pair is None:
+        return
+    queue: deque[tuple[Entry, Request, int]] | None = getattr(_deliveries, "queue", None)
+    if queue is not None:
+        queue.append((entry, *pair))
+        return
+    queue = _deliveries.queue = deque([(entry, *pair)])
+    try:
+        while queue:
+            entry, request, matched = queue.popleft()
+            request.deliver(entry, matched)
+    finally:
+        del _deliveries.queue
 
 
 def _closed(operation: str) -> ClosedError:

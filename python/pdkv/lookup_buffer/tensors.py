@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdkv.errors import IntegrityError, LayoutError
+from pdkv.errors import IntegrityError, LayoutError, UnsupportedError
 
-__all__ = ["check_match", "keys_of", "mask_of", "nbytes_of"]
+__all__ = ["check_match", "check_sendable", "keys_of", "mask_of", "nbytes_of"]
 
 
 def keys_of(tokens: Any | None, roi: Any | None, operation: str) -> Any:
@@ -58,6 +58,22 @@ def check_match(keys: Any | None, tokens: Any | None, roi: Any | None, matched: 
     agree = keys is None or (shared > 0 and bool((keys[:shared] == theirs[:shared]).all()))
     if matched != shared or not agree:
         raise IntegrityError("the entry that came is not one that was asked for", operation="drop_select")
+
+
+def check_sendable(tensor: Any | None) -> None:
+    """Checks that a tensor can be sent at all, so that its owner learns it and not the first who asks for it.
+
+    Raises:
+        UnsupportedError: A sparse or quantized tensor, objects, structures or dates as elements.
+    """
+    from pdkv.pipe.tensors import describe
+
+    # What lies on a device is described when it has been fetched; what is conjugated on reading would be copied here.
+    if tensor is not None and getattr(tensor, "is_cpu", True) and not _is_lazy(tensor):
+        name = describe(tensor).dtype
+        if name is None or not name.replace("_", "").isalnum():
+            text = f"a tensor of dtype `{name}`"
+            raise UnsupportedError(text, operation="insert", hint="view it as integers")
 
 
 def mask_of(roi: Any | None, length: int, operation: str) -> Any | None:
@@ -111,3 +127,7 @@ def _array(tensor: Any, what: str, operation: str) -> Any:
             hint="give a torch tensor or a numpy array",
         )
     return np.asarray(tensor)
+
+
+def _is_lazy(tensor: Any) -> bool:
+    return bool(hasattr(tensor, "is_conj") and (tensor.is_conj() or tensor.is_neg()))
