@@ -13,11 +13,11 @@ use common::lane::{self, Player, ask, frame, next, offer, word, words};
 use common::ucx::{self, Lane};
 use common::{BLOCK_BYTES, LAYERS, LEASE, Memory, WAIT, Way, allocate, cache, table};
 use pdkv_core::ErrorKind;
-use pdkv_core::id::{SessionToken, TransferId};
+use pdkv_core::id::{RegionId, SessionToken, TransferId};
 use pdkv_core::plan::WireOrder;
 use pdkv_core::reference::Reference;
-use pdkv_core::wire::{Claim, HelloAck, Message};
-use pdkv_engine::{Engine, KvCache, PullOptions};
+use pdkv_core::wire::{Claim, Hello, HelloAck, Message, RegionAdvert};
+use pdkv_engine::{Engine, KvCache, LocalSpan, PullOptions, RawOptions, RemoteSpan};
 
 struct Scene {
     engine: Engine,
@@ -225,6 +225,26 @@ fn keys_are_for_registered_regions_and_for_lanes_that_agreed_on_puts() {
 }
 
 #[test]
+fn no_keys_where_puts_were_not_agreed_on() {
+    let Some(scene) = scene(MESSAGES) else { return };
+    let (_wire, ack, stream) = scene.knock();
+    let (mut player, _endpoint) = messages(stream);
+    player.send(&frame(lane::WANT_KEY, &words(&[ack.hello.regions[0].id.0])));
+    assert_eq!(player.next(), None, "a key on a lane of messages");
+    // This one lets the kernel put, and what it hears of is emulation.
+    let scene = self::scene(Lane::kernel("tcp")).unwrap();
+    let (_wire, ack, stream) = scene.knock();
+    let mut player = Player::new(stream, true);
+    player.send(&offer(false, &player.worker.address().unwrap()));
+    if player.next().map(|(kind, _)| kind) == Some(lane::ACCEPT) {
+        player.send(&frame(lane::VERDICT, &words(&[2])));
+        player.expect(lane::DECLINE);
+    }
+    player.send(&frame(lane::WANT_KEY, &words(&[ack.hello.regions[0].id.0])));
+    assert_eq!(player.next(), None, "a key for puts that the policy forbids");
+}
+
+#[test]
 fn a_lane_of_messages_serves_only_what_was_granted() {
     let Some(scene) = scene(MESSAGES) else { return };
     let export = scene.cache.export(table(&[1, 2]), 8, b"", 1, LEASE).unwrap();
@@ -306,7 +326,8 @@ fn payload_is_placed_once_and_only_if_it_was_asked_for() {
     // One that is called off and comes all the same.
     player.send(&ask(3, &put(64)));
     player.expect(lane::GO);
-    player.send(&frame(11, &words(&[3])));
+    player.send(&frame(lane::NEVER, &words(&[3])));
+    assert_eq!(answer(&mut player, 3), ErrorKind::TransferCancelled as u16);
     player.send(&ask(4, &put(64)));
     player.expect(lane::GO);
     player.message(&endpoint, &words(&[3]), &[4; 64]);
@@ -379,6 +400,62 @@ fn owners_that_hang_up_or_talk_nonsense_are_the_reason_against_the_lane() {
         consumer.close();
         owner.join().unwrap();
     }
+}
+
+#[test]
+fn requests_that_come_to_nothing_leave_room_for_others() {
+    if !ucx::is_here() {
+        return;
+    }
+    let region = RegionAdvert {
+        id: RegionId(1),
+        len: 4096,
+        base_address: 0,
+        shared: None,
+        raw_access: true,
+        name: String::new(),
+    };
+    let theirs = Hello {
+        regions: vec![region],
+        ..hello()
+    };
+    let (address, owner) = common::fake::owner_with_streams(theirs, |_wire, listener| {
+        let mut stream = listener.accept().unwrap().0;
+        common::fake::greet_stream(&mut stream);
+        let mut player = Player::new(stream, false);
+        let offer = player.expect(lane::OFFER);
+        let address = player.worker.address().unwrap();
+        let accept = [words(&[0, address.len() as u64]), address].concat();
+        player.send(&frame(lane::ACCEPT, &accept));
+        assert_eq!(player.arrived(), (vec![0; 8], 0));
+        let endpoint = player.connect(&offer[8..]);
+        player.message(&endpoint, &[0; 8], b"");
+        while let Some((lane::ASK, body)) = player.next() {
+            let refusal = words(&[word(&body, 0), ErrorKind::Region as u64, 0]);
+            player.send(&frame(lane::ANSWER, &refusal));
+        }
+    });
+    let consumer = Way::from(MESSAGES).engine("consumer");
+    let peer = consumer.connect(&address, Duration::from_secs(30)).unwrap();
+    let here = consumer.register(allocate(Memory::Private, 4096), None, true).unwrap();
+    let (offset, len) = (0, 4096);
+    let near = LocalSpan {
+        region: here.id(),
+        offset,
+        len,
+    };
+    let far = RemoteSpan {
+        region: RegionId(1),
+        offset,
+        len,
+    };
+    // More than may be under way at once.
+    for round in 0..100 {
+        let read = peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
+        assert_eq!(read.wait(WAIT).unwrap_err().kind(), ErrorKind::Region, "{round}");
+    }
+    consumer.close();
+    owner.join().unwrap();
 }
 
 #[test]

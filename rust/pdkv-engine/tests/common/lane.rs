@@ -20,6 +20,7 @@ pub(crate) const KEY: u8 = 7;
 pub(crate) const NO_KEY: u8 = 8;
 pub(crate) const ASK: u8 = 9;
 pub(crate) const GO: u8 = 10;
+pub(crate) const NEVER: u8 = 11;
 pub(crate) const ANSWER: u8 = 12;
 
 /// The id of active messages, as `transport/ucx/door.rs` has it.

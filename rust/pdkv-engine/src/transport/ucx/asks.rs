@@ -66,6 +66,8 @@ enum Stage {
     Moving,
     /// The owner says that it has taken the payload.
     Taken,
+    /// The owner has said or sent its last about this, and it was of no use.
+    Over,
 }
 
 impl Role for Asks {
@@ -212,7 +214,11 @@ impl Asks {
         let asked = self.asked.get_mut(&id);
         let Some(asked) = asked.filter(waiting) else { return };
         let Some(job) = self.jobs.get(&asked.job) else { return };
-        if job.work.direction == Direction::Write || job.over() {
+        if job.work.direction == Direction::Write {
+            return;
+        }
+        if job.over() {
+            asked.stage = Stage::Over;
             return;
         }
         asked.stage = Stage::Moving;
@@ -236,8 +242,13 @@ impl Asks {
         let Some(asked) = self.asked.get_mut(&id) else { return };
         let Some(job) = self.jobs.get(&asked.job) else { return };
         let moved = asked.stage == Stage::Moving && job.work.direction == Direction::Write;
+        asked.stage = if moved && code == 0 && bytes == asked.bytes {
+            Stage::Taken
+        } else {
+            Stage::Over
+        };
         match code {
-            0 if moved && bytes == asked.bytes => asked.stage = Stage::Taken,
+            0 if asked.stage == Stage::Taken => {}
             0 => job.work.fail(other_size(bytes, asked.bytes)),
             code => {
                 let kind = ErrorKind::from_code(u32::from(code));

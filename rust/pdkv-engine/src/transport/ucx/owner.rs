@@ -84,11 +84,13 @@ impl Role for Owner {
                 }
             }
             (Manner::ActiveMessages, Frame::Never { id }) => {
-                // What is under way already ends by itself.
-                if self.served.get(&id).is_some_and(|served| !served.moving) {
-                    self.served.remove(&id);
+                // What is under way already ends by itself, and each request with an answer: the initiator counts on it.
+                if self.served.get(&id).is_none_or(|served| served.moving) {
+                    return Ok(());
                 }
-                Ok(())
+                self.served.remove(&id);
+                let text = "the payload was called off";
+                refuse(desk, id, &Error::new(ErrorKind::TransferCancelled, "serve", text))
             }
             (_, other) => Err(misplaced(&other)),
         }
