@@ -5,7 +5,10 @@ Knows how an engine is told; what a lane then does is for the tests to find out.
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +35,14 @@ def copies() -> dict[str, str]:
 
 
 COPIES = copies()
+
+
+@functools.cache
+def version(copy: str) -> tuple[int, ...]:
+    """The release of a copy, read in a process of its own."""
+    ask = "import sys; from pdkv import _core; print(_core.ucx_probe(sys.argv[1])['version'])"
+    said = subprocess.run([sys.executable, "-c", ask, COPIES[copy]], capture_output=True, text=True, check=True)
+    return tuple(map(int, said.stdout.split(".")))
 
 
 def need(copy: str | None = None) -> None:

@@ -42,6 +42,25 @@ def test_ends_with_unlike_transports_use_what_both_have(start, ours, theirs):
     assert owner.do("stats")["live_claims"] == 0
 
 
+@pytest.mark.parametrize("manner", ["am", "kernel"])
+@pytest.mark.parametrize(("ours", "theirs"), [("system", "nixl"), ("nixl", "system")])
+def test_releases_that_were_not_tried_together_get_no_lane_and_both_live(start, ours, theirs, manner):
+    lanes.need(ours)
+    lanes.need(theirs)
+    if min(lanes.version(ours), lanes.version(theirs)) >= (1, 22, 0):
+        pytest.skip("both are of releases that understand each other")
+    both = {"transports": ["ucx", "tcp"]}
+    owner = start("owner", "ucx", seed=1, **{**lanes.lane("all", manner, theirs), **both})
+    initiator = start("initiator", "ucx", seed=2, **{**lanes.lane("all", manner, ours), **both})
+    initiator.do("connect", owner.address)
+    _, reference = owner.do("export", FEW)
+    outcome = initiator.do("try_pull", reference, FEW, require="ucx")
+    assert "understand each other" in str(outcome["error"]), outcome
+    assert initiator.do("try_pull", reference, FEW)["state"] == "done"
+    assert initiator.do("wrong", 1, SAME) == []
+    assert owner.do("stats")["live_claims"] == 0
+
+
 @pytest.mark.parametrize("copy", sorted(lanes.COPIES))
 def test_another_user_gets_a_lane_or_a_reason_and_both_live(copy):
     """One end may open the other's shared memory and the other may not, so each alone would choose otherwise."""
