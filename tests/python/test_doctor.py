@@ -238,6 +238,14 @@ def test_a_copy_that_would_mix_is_not_opened():
     findings, facts = ucx.examine([mixing], never, has_devices=False)
     assert facts["chosen"] is None
     assert "another one" in findings[0].text
+    assert not findings[0].good, "there is one, and it can't be used"
+
+
+def test_copies_that_none_can_be_used_of_hint_at_the_cause():
+    findings, _ = ucx.examine([SYSTEM], refused, has_devices=False)
+    assert (findings[0].good, findings[0].hint) == (False, "UCX 1.13.0 or newer is needed")
+    findings, _ = ucx.examine([("setting", *SYSTEM[1:])], refused, has_devices=False)
+    assert "PDKV_UCX_LIBRARY" in findings[0].hint
 
 
 @pytest.mark.parametrize("devices", [False, True])

@@ -21,7 +21,10 @@ _INSTALL_RDMA = (
     "no `libucx` wheel has it"
 )
 _INSTALL = f"`pip install 'pdkv[ucx]'` brings UCX without RDMA; {_INSTALL_RDMA}"
-_INSTALL_WITHOUT_ASSERTIONS = "HPC-X, a NIXL wheel (`nixl-cu12`) or a `libucx` wheel (`pdkv[ucx]`) has none"
+_INSTALL_WITHOUT_ASSERTIONS = (
+    "HPC-X, a NIXL wheel (`nixl-cu12`) and a `libucx` wheel (`pdkv[ucx]`) are built without assertions"
+)
+_CORRECT = "`PDKV_UCX_LIBRARY` names it: correct the path, or unset it and let pdkv search"
 _SUBJECT = "ucx copy"  # `ucx` is the transport
 _CUDA = ("cuda", "gdr")
 
@@ -43,8 +46,14 @@ def examine(
     chosen = next((copy for copy in copies if copy["version"]), None)
     if chosen is None:
         reasons = "; ".join(f"{copy['origin']} `{copy['path']}`: {copy['error']}" for copy in copies)
+        # What is there and can't be used is worth a look; the loader's own search comes up empty where nothing is.
+        there = [copy for copy in copies if "/" in copy["path"]]
+        hint = next((copy["hint"] for copy in there if copy["hint"]), _INSTALL)
         finding = Finding(
-            _SUBJECT, good=not has_devices, text=f"no usable copy: {reasons or 'none found'}", hint=_INSTALL
+            _SUBJECT,
+            good=not (has_devices or there),
+            text=f"no usable copy: {reasons or 'none found'}",
+            hint=_CORRECT if any(copy["origin"] == "setting" for copy in copies) else hint,
         )
         return [finding], {"chosen": None, "copies": copies}
     findings = [_finding(copy, is_chosen=copy is chosen, has_devices=has_devices) for copy in copies]

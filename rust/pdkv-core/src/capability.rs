@@ -269,13 +269,13 @@ pub fn choose(offers: &[Offer], wish: Wish, bytes: u64, runs: u64) -> Result<Cho
     usable.sort_by_key(|&(cost, capability)| (cost, capability.transport));
     let Some((&(cost, capability), dearer)) = usable.split_first() else {
         let wanted = match wish.require {
-            None => "no transport",
-            Some(Require::Transport(_)) => "the required transport is not",
-            Some(Require::Rdma) => "RDMA is required and not",
+            None => "no transport is".to_owned(),
+            Some(Require::Transport(kind)) => format!("`{kind}` is required and not"),
+            Some(Require::Rdma) => "RDMA is required and not".to_owned(),
         };
         let text = format!("{wanted} usable: {}", reasons.join("; "));
         return Err(Error::new(ErrorKind::Unsupported, "choose transport", text)
-            .with_hint("`peer.links` shows what each transport needs"));
+            .with_hint("`peer.links()` shows what each transport needs"));
     };
     let mut all = vec![format!("{}: chosen, about {} us", capability.transport, cost / 1000)];
     all.extend(
@@ -358,6 +358,7 @@ mod tests {
         };
         let error = choose(&offers(&[TransportKind::Shm]), wish, 1, 1).expect_err("shm is not usable");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("`shm` is required and not usable"), "{error}");
         assert!(error.message().contains("shm: not here"), "{error}");
         assert!("carrier-pigeon".parse::<TransportKind>().is_err());
         assert_eq!("cma".parse::<TransportKind>().expect("a name"), TransportKind::Cma);

@@ -376,8 +376,13 @@ fn wait_until(patience: Duration, holds: impl Fn() -> bool) {
 
 fn listen(address: std::net::SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| {
+        let hint = if error.kind() == std::io::ErrorKind::AddrNotAvailable {
+            "no interface of this host has that address: `ip address` lists them"
+        } else {
+            "is the port taken? port 0 lets the system choose"
+        };
         Error::new(ErrorKind::Config, "listen", format!("`{address}` can't be bound"))
-            .with_hint("is the port taken? port 0 lets the system choose")
+            .with_hint(hint)
             .with_source(error)
     })
 }

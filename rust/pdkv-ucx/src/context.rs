@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pdkv_core::Result;
+use pdkv_core::{ErrorKind, Result};
 use pdkv_device::HostRegion;
 
 use crate::abi::constants::*;
@@ -82,7 +82,12 @@ impl Context {
             log::take_last();
             // SAFETY: a zeroed struct with the fields that its mask names, a live configuration, a place for the handle.
             let init = unsafe { (ucp.ucp_init_version)(1, 13, &raw const params, config, &raw mut handle) };
-            status::check("open UCX", init).map(|()| settings)
+            let hint = "`TLS` is to name what this copy and this host have: `ucx_info -d` of that copy lists it";
+            let opened = status::check("open UCX", init).map(|()| settings);
+            opened.map_err(|error| match error.kind() {
+                ErrorKind::Unsupported => error.with_hint(hint),
+                _ => error,
+            })
         });
         // SAFETY: read above and released once, whatever became of it.
         unsafe { (ucp.ucp_config_release)(config) };

@@ -396,7 +396,7 @@ fn understood(ours: Version, theirs: Version) -> Result<()> {
     Err(Error::new(
         ErrorKind::Unsupported,
         "connect",
-        format!("UCX {ours} here and {theirs} at the peer don't understand each other"),
+        format!("UCX {ours} and {theirs} don't understand each other"),
     )
     .with_hint(format!("use the same release at both ends, or {NEW} and newer at both")))
 }

@@ -21,7 +21,7 @@ impl Lane {
         Self { tls, policy }
     }
 
-    /// Put and get if the kernel carries them. Releases before 1.14 don't say, so there it is messages.
+    /// Put and get if the kernel carries them. Releases before 1.16 don't say, so there it is messages.
     pub(crate) const fn kernel(tls: &'static str) -> Self {
         let policy = OneSidedPolicy::Kernel;
         Self { tls, policy }

@@ -71,9 +71,9 @@ pub(super) fn knock(desk: &mut Desk, deadline: Instant) -> Result<Made> {
 }
 
 fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, String>> {
-    let manner = Manner::OneSided;
+    let (manner, policy) = (Manner::OneSided, desk.shared.config.ucx.one_sided);
     let context = desk.shared.ucx.context(&desk.shared.config.ucx, true)?;
-    if let Some(reason) = too_silent(desk.shared.config.ucx.one_sided, &context) {
+    if let Some(reason) = too_silent(policy, &context) {
         return Ok(Err(reason));
     }
     let worker = Worker::create(&context)?;
@@ -91,9 +91,13 @@ fn knock_one_sided(desk: &mut Desk, deadline: Instant) -> Result<Result<Made, St
         Ok(tried) => tried,
         // The side channel's end is the end; anything else is about this manner.
         Err(error) if error.kind() == ErrorKind::PeerLost => return Err(error),
+        // Nobody says so: an owner that may not carry out what UCX emulates doesn't answer.
+        Err(error) if error.kind() == ErrorKind::PeerUnreachable && policy == OneSidedPolicy::Any => {
+            let reason = format!("a put fails: {}; is the peer's `one_sided` `any` too?", error.message());
+            return Ok(Err(reason));
+        }
         Err(error) => return Ok(Err(format!("a put fails: {}", error.message()))),
     };
-    let policy = desk.shared.config.ucx.one_sided;
     if !policy.allows(carrier) {
         return Ok(Err(format!(
             "{}, `one_sided` is `{}`",
@@ -257,7 +261,12 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
     let manner = Manner::OneSided;
     let policy = desk.shared.config.ucx.one_sided;
     if !policy.worth_a_probe(has_adapters()) {
-        let reason = format!("its `one_sided` is `{}` and it has no such device", policy.as_str());
+        let lack = if policy == OneSidedPolicy::Rdma {
+            ", and it has no adapter"
+        } else {
+            ""
+        };
+        let reason = format!("its `one_sided` is `{}`{lack}", policy.as_str());
         return decline(desk, None, reason, deadline).map(Err);
     }
     let emulates = policy == OneSidedPolicy::Any;
@@ -371,7 +380,7 @@ fn decline(desk: &mut Desk, worker: Option<&Worker>, reason: String, deadline: I
 fn refuse<T>(desk: &mut Desk, error: Error) -> Result<T> {
     desk.send(&Frame::Decline {
         last: true,
-        reason: error.message().to_owned(),
+        reason: super::reason_of(&error),
     })?;
     Err(error)
 }
