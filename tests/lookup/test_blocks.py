@@ -145,3 +145,15 @@ def test_a_producer_that_lies_about_its_tokens_is_not_believed(world):
     with pytest.raises(pdkv.IntegrityError):
         world.consumer.drop_select_into(tokens(16), world.target, [1], timeout_s=20)
     assert not world.read.any()
+
+
+def test_whoever_gave_up_can_no_longer_read_what_another_one_took(world):
+    ticket = world.producer.insert_blocks(tokens(16), world.source, [1])
+    entry = ticket._entry
+    first = entry.lend(60.0)  # what a consumer was sent that cancelled and has not read it yet
+    assert world.consumer.drop_select_into(tokens(16), world.target, [4], timeout_s=20).num_blocks == 1
+    assert ticket.wait(20) == "taken"
+    with pytest.raises(pdkv.StaleReferenceError):
+        world.target.pull(first.reference, into=[5], peer=world.pair.to_producer).wait(20)
+    with pytest.raises(pdkv.ClosedError):
+        entry.lend(60.0)

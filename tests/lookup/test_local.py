@@ -213,6 +213,7 @@ def test_drain_waits_until_all_is_taken(buffer):
         (np.zeros(3), None, None),
         (np.zeros((2, 2), np.int64), None, None),
         (ints(1, 2), np.array([True]), None),
+        (ints(1, 2), [1, 0], None),
         ("text", None, None),
         (ints(1), None, "text"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from itertools import count
 
 import numpy as np
@@ -324,6 +325,19 @@ def test_a_consumer_that_talks_of_other_things_is_cut_off_as_well(ends, monkeypa
     with pytest.raises(pdkv.PeerLostError):
         chat()
     assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+
+
+def test_an_error_that_is_kept_is_raised_as_new_each_time(ends):
+    remote = ends.remote()
+    waiting = remote.select(ints(1), longest=False, blocks=False)
+    remote.close()
+    stacks = set()
+    for _ in range(20):
+        for call in (lambda: remote.peek(None, longest=False, blocks=False, timeout_s=20), lambda: waiting.wait(20)):
+            with pytest.raises(pdkv.ClosedError) as caught:
+                call()
+            stacks.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
+    assert max(stacks) < 10, "the stacks of earlier calls are kept"
 
 
 def test_close_of_the_producer_ends_the_waits_of_consumers(ends):

@@ -136,6 +136,56 @@ def test_close_ends_a_request_that_nothing_will_match(pipes):
     assert isinstance(failed[0], pdkv.PeerError)
 
 
+def test_an_exchange_that_is_interrupted_is_the_last_one(pipes):
+    (signal, _), (data, other_data) = pipes
+    _, consumer = buffers(pipes)
+    received = []
+
+    def interrupted():
+        received.append(1)
+        if len(received) == 2:
+            raise MemoryError("no room for the second of five")
+        return ints(1)
+
+    other_data.recv_tensor = interrupted
+    with pytest.raises(MemoryError):
+        consumer.drop_select(ints(1), None)
+    del other_data.recv_tensor
+    # What is left of it would pass for the answer to another request.
+    with pytest.raises(MemoryError):
+        consumer.drop_select(ints(2), None)
+    assert len(received) == 2
+    assert signal.recv_tensor().tolist() == [0]
+    assert data.recv_tensor().tolist() == [1]
+
+
+@pytest.mark.parametrize("how", ["done", "gone"])
+def test_a_consumer_that_has_left_ends_the_inserts_that_wait(pipes, how):
+    (signal, other_signal), (data, _) = pipes
+    producer = SimpleBuffer(signal, data, 250)
+    producer.insert(ints(1), None, np.zeros(25), None, None)
+    failed = []
+
+    def insert():
+        try:
+            producer.insert(ints(2), None, np.zeros(25), None, None)
+        except pdkv.PdkvError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=insert, daemon=True)
+    thread.start()
+    while not producer._room._queue:
+        pass
+    if how == "done":
+        other_signal.send_tensor(None)
+    else:
+        other_signal.abort()
+    thread.join(20)
+    assert isinstance(failed[0], pdkv.ClosedError if how == "done" else pdkv.PeerLostError)
+    with pytest.raises(type(failed[0])):
+        producer.insert(ints(1), None, None, None, None)
+
+
 def test_a_pipe_that_breaks_gives_the_entry_back_and_the_next_insert_says_why(pipes):
     producer, consumer = buffers(pipes)
     producer.insert(*entry(1))

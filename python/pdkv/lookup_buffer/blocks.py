@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdkv.errors import IntegrityError, LayoutError
+from pdkv.errors import ClosedError, IntegrityError, LayoutError, PdkvError
 from pdkv.lookup_buffer.entry import Entry
 from pdkv.lookup_buffer.tensors import keys_of
 
@@ -39,7 +41,7 @@ class BlockMatch(NamedTuple):
 class BlockEntry(Entry):
     """Blocks that wait for a consumer. They are exported anew for each consumer that they are given to."""
 
-    __slots__ = ("_blocks", "_cache", "_exports")
+    __slots__ = ("_blocks", "_cache", "_exports", "_lending")
 
     def __init__(self, tokens: Any, cache: KvCache, block_ids: Any, hidden: Any | None) -> None:
         super().__init__([tokens, None, None, None, hidden], "insert_blocks")
@@ -47,21 +49,36 @@ class BlockEntry(Entry):
             raise LayoutError("there are no tokens", operation="insert_blocks")
         # Copied: the caller's list goes on changing.
         self._cache, self._blocks = cache, _listed(block_ids)
+        self._lending = threading.Lock()
         self._exports: list[Export] = []
         # Blocks that can't be exported are the caller's error, not the first consumer's.
         self._export(1.0).release()
 
     def lend(self, lease_s: float) -> Export:
         """Exports the blocks for one consumer."""
-        export = self._export(lease_s)
-        self._exports = [*(old for old in self._exports if not old.quiesced), export]
+        with self._lending:
+            if self.fate != "waiting":
+                raise ClosedError("the blocks left the buffer", operation="drop_select_into")
+            export = self._export(lease_s)
+            self._exports = [*(old for old in self._exports if not old.quiesced), export]
         return export
+
+    def end(self, fate: str) -> None:
+        """It left the buffer: whoever gave it up, and was slow to say so, has no more to read."""
+        with self._lending:
+            super().end(fate)
+            exports = self._exports
+        for export in exports:
+            with suppress(PdkvError):  # the engine may be closed, and then there is nothing to release
+                export.release()
 
     def wait_quiesced(self, timeout_s: float | None) -> bool:
         """Waits until no consumer reads the blocks any more."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lending:
+            exports = self._exports
         return all(
-            export.wait_quiesced(None if end is None else max(0.0, end - time.monotonic())) for export in self._exports
+            export.wait_quiesced(None if end is None else max(0.0, end - time.monotonic())) for export in exports
         )
 
     def _export(self, lease_s: float) -> Export:

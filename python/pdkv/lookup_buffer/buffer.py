@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from pdkv.errors import ConfigError, PdkvError, TransferTimeoutError, UnsupportedError
+from pdkv.errors import ConfigError, TransferTimeoutError, UnsupportedError
 from pdkv.lookup_buffer.blocks import BlockEntry, BlockMatch, BlockTicket, needed_blocks, pull
 from pdkv.lookup_buffer.entry import Entry
-from pdkv.lookup_buffer.link import Door, reach
+from pdkv.lookup_buffer.link import Door, check_name, reach
 from pdkv.lookup_buffer.local import ask
 from pdkv.lookup_buffer.remote import Remote
 from pdkv.lookup_buffer.room import Room
@@ -82,9 +82,11 @@ class LookupBuffer:
     ) -> None:
         self._longest = _is_longest(match)
         if peer is not None and engine is None:
-            raise ConfigError("a `peer` without its `engine`", operation="lookup")
-        if not hold_s > 0 or len(name) > 64:
-            raise ConfigError(f"`hold_s` is `{hold_s}`, `name` is `{name}`", operation="lookup")
+            text = "there is a `peer` and no `engine`"
+            raise ConfigError(text, operation="lookup", hint="give the engine that connected to the peer")
+        if not hold_s > 0:
+            raise ConfigError(f"`hold_s` is `{hold_s}`", operation="lookup", hint="give a positive number of seconds")
+        check_name(name)
         self._engine, self._peer, self._hold_s, self._timeout_s = engine, peer, hold_s, timeout_s
         self._room = Room(max_bytes)
         self._shelves = {False: Shelf(self._room), True: Shelf(self._room)}
@@ -95,7 +97,8 @@ class LookupBuffer:
             pipe = reach(engine, peer, f"buffer/{name}", device=device, library=library, timeout_s=timeout_s)
             self._remote = Remote(pipe, peer.name)
         elif engine is not None:
-            self._door = Door(engine, f"buffer/{name}", self._serve)
+            # What a consumer was sent and has not answered is in the buffer; an honest one has no more coming.
+            self._door = Door(engine, f"buffer/{name}", self._serve, buffer_bytes=int(min(max_bytes, 1 << 62)))
 
     # The producer's side
 
@@ -313,7 +316,7 @@ class LookupBuffer:
         self._room.take(entry.nbytes, timeout_s, operation)
         try:
             self._shelves[blocks].put(entry, operation)
-        except PdkvError:
+        except BaseException:
             self._room.give(entry.nbytes)
             raise
 

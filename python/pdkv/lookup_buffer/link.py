@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pdkv.engine import Engine, Peer, PipeReceiver
     from pdkv.pipe import Pipe
 
-__all__ = ["Door", "reach"]
+__all__ = ["Door", "check_name", "reach"]
 
 _log = logging.getLogger("pdkv.lookup")
 
@@ -33,8 +34,17 @@ _LOOK_S = 0.25
 _GREETING_S = 10.0
 _MAX_CONSUMERS = 1024
 _MAX_ADDRESS = 255
-# An entry is held by the buffer already: waiting to be sent it takes no more memory, and must not make anybody wait.
-_ANY_BYTES = 1 << 62
+_MAX_NAME = 64
+
+
+def check_name(name: str) -> None:
+    """Checks the name of a buffer or store.
+
+    Raises:
+        ConfigError: It can't be one.
+    """
+    if not 0 < len(name.encode()) <= _MAX_NAME:
+        raise ConfigError(f"`name` is `{name}`", operation="lookup", hint=f"give 1 to {_MAX_NAME} bytes")
 
 
 def reach(engine: Engine, peer: Peer, name: str, *, device: str | None, library: str | None, timeout_s: float) -> Pipe:
@@ -50,7 +60,7 @@ def reach(engine: Engine, peer: Peer, name: str, *, device: str | None, library:
 
     Raises:
         ConfigError: The engine does not listen.
-        PeerUnreachableError: The producer has no such buffer, or can't connect back.
+        HandshakeError: The producer has no such buffer, or can't connect back.
     """
     from pdkv.pipe import Pipe
 
@@ -60,14 +70,15 @@ def reach(engine: Engine, peer: Peer, name: str, *, device: str | None, library:
             operation="lookup",
             hint='make it with `listen="127.0.0.1:0"`, or with an address that the producer can reach',
         )
+    end = time.monotonic() + timeout_s
     token = secrets.token_hex(8)
     pipe = Pipe(engine, peer, channel=_channel(name, token), device=device, library=library, timeout_s=timeout_s)
     try:
         greeting = {"version": _VERSION, "address": engine.address, "token": token}
         sender = peer.open_pipe(_channel(name, "door").encode())
-        sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, timeout_s)
-        sender.close(timeout_s)
-        pipe.recv_message(timeout_s)  # the producer's welcome
+        sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _left(end))
+        sender.close(_left(end))
+        pipe.recv_message(_left(end))  # the producer's welcome
     except TransferTimeoutError as error:
         pipe.abort()
         raise HandshakeError(
@@ -91,9 +102,7 @@ class Door:
         buffer_bytes: What may wait to be sent to one consumer before whoever sends to it waits.
     """
 
-    def __init__(
-        self, engine: Engine, name: str, serve: Callable[[Pipe, str], None], *, buffer_bytes: int = _ANY_BYTES
-    ) -> None:
+    def __init__(self, engine: Engine, name: str, serve: Callable[[Pipe, str], None], *, buffer_bytes: int) -> None:
         self._engine, self._name, self._serve, self._buffer_bytes = engine, name, serve, buffer_bytes
         self._closed = threading.Event()
         self._threads = set[threading.Thread]()
@@ -129,13 +138,15 @@ class Door:
                 continue
             thread = threading.Thread(target=self._let_in, args=(receiver,), name="pdkv-lookup-consumer", daemon=True)
             with self._lock:
-                crowded = len(self._threads) >= _MAX_CONSUMERS
+                crowded = self._closed.is_set() or len(self._threads) >= _MAX_CONSUMERS
                 if not crowded:
-                    self._threads.add(thread)
-            if crowded or self._closed.is_set():
+                    try:
+                        thread.start()
+                        self._threads.add(thread)
+                    except RuntimeError:  # the system has no more threads
+                        crowded = True
+            if crowded:
                 receiver.close()
-            else:
-                thread.start()
 
     def _let_in(self, receiver: PipeReceiver) -> None:
         try:
@@ -165,6 +176,10 @@ class Door:
         pipe = Pipe(self._engine, peer, channel=channel, buffer_bytes=self._buffer_bytes, library="numpy")
         pipe.send_message(b"welcome")
         return pipe
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())
 
 
 def _read(tag: bytes) -> dict[str, Any]:

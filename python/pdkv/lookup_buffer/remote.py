@@ -22,7 +22,7 @@ from pdkv.errors import (
     TransferCancelledError,
     TransferTimeoutError,
 )
-from pdkv.lookup_buffer.selection import Selection, nothing_matched
+from pdkv.lookup_buffer.selection import Selection, fresh, nothing_matched
 from pdkv.lookup_buffer.server import MessagePipe
 from pdkv.lookup_buffer.tensors import check_match
 from pdkv.lookup_buffer.words import BLOCKS, LONGEST, ONCE, Kind, Word, error_of, pack, unpack
@@ -120,7 +120,7 @@ class Remote:
             raise TransferTimeoutError(text, operation="lookup")
         answer, tensors = found[0]
         if isinstance(answer, PdkvError):
-            raise answer
+            raise fresh(answer)
         return answer, tensors
 
     def say(self, word: Word) -> None:
@@ -138,8 +138,7 @@ class Remote:
             if self._error is None:
                 self._error = ClosedError("the buffer was closed", operation="lookup")
         with suppress(PdkvError):  # what could not be delivered goes back to its place
-            close = getattr(self._pipe, "close", self._pipe.abort)
-            close()
+            self._pipe.close()
         self._pipe.abort()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -149,7 +148,7 @@ class Remote:
             request = next(self._numbers)
             with self._lock:
                 if self._error is not None:
-                    raise self._error
+                    raise fresh(self._error)
                 self._open[request] = answered
             try:
                 word = pack(Word(kind, request, number, tail))

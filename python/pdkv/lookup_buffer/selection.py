@@ -6,6 +6,7 @@ can be given back, and is, by everything that ends the request in another way. H
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from pdkv.errors import ClosedError, PdkvError, TransferCancelledError, TransferTimeoutError
 
-__all__ = ["Hit", "Selection", "nothing_matched"]
+__all__ = ["Hit", "Selection", "fresh", "nothing_matched"]
 
 _OPERATION = "drop_select"
 
@@ -38,6 +39,13 @@ class Hit(Protocol):
 
     def give_back(self) -> None:
         """It goes back to its place."""
+
+
+def fresh(error: PdkvError) -> PdkvError:
+    """A copy to raise: one object that is raised again and again keeps every stack that it went through."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
 
 
 def nothing_matched(timeout_s: float | None) -> TransferTimeoutError:
@@ -97,7 +105,7 @@ class Selection:
             if self._answer is None:
                 raise ClosedError("the entry was taken before", operation=_OPERATION)
             if isinstance(self._answer, PdkvError):
-                raise self._answer
+                raise fresh(self._answer)
             return self._answer
 
     def take(self) -> None:

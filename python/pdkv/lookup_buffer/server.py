@@ -53,6 +53,9 @@ class MessagePipe(Protocol):
     def recv_message(self, timeout_s: float | None = None) -> tuple[bytes, list[Any | None]]:
         """Receives the next ones."""
 
+    def close(self, timeout_s: float | None = None) -> None:
+        """Delivers what was sent, then ends both directions."""
+
     def abort(self) -> None:
         """Ends both directions at once and wakes whoever receives."""
 
@@ -219,12 +222,18 @@ class Session:
             self._say(Word(Kind.MISS, number))
             return
         try:
-            sent.export = entry.lend(self._hold_s)
+            export = entry.lend(self._hold_s)
         except PdkvError as error:
             # Blocks of a cache that is gone nobody can have.
             self._refuse(number, entry, error, doomed=not isinstance(error, CapacityError))
             return
-        tail = b"" if sent.export is None else sent.export.reference.to_json().encode()
+        with self._lock:
+            sent.export = export
+            late = sent.returned
+        if late and export is not None:
+            # Cancelled meanwhile: others have it, and what is on its way is worth nothing.
+            export.release()
+        tail = b"" if export is None else export.reference.to_json().encode()
         try:
             self._pipe.send_message(pack(Word(Kind.HIT, number, matched, tail)), entry.tensors, _SEND_S)
         except TransferTimeoutError:

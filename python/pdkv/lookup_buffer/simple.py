@@ -16,6 +16,7 @@ from pdkv.errors import ClosedError, PdkvError, UnsupportedError
 from pdkv.lookup_buffer.entry import Entry
 from pdkv.lookup_buffer.local import ask
 from pdkv.lookup_buffer.room import Room
+from pdkv.lookup_buffer.selection import fresh
 from pdkv.lookup_buffer.shelf import Shelf
 from pdkv.lookup_buffer.tensors import keys_of
 
@@ -61,7 +62,8 @@ class SimpleBuffer:
         self._shelf = Shelf(self._room)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        # Why nothing more is answered here, or asked.
+        self._error: BaseException | None = None
 
     def insert(
         self, input_tokens: Any | None, roi: Any | None, key: Any | None, value: Any | None, hidden: Any | None
@@ -77,17 +79,20 @@ class SimpleBuffer:
 
         Raises:
             CapacityError: The entry can never fit; vLLM's waits for ever.
-            ClosedError: The buffer was closed.
-            Whatever ended the thread that answers, such as a tensor that the pipe can't send.
+            ClosedError: The buffer was closed, or the consumer is done.
+            Whatever ended the thread that answers, such as `BrokenPipeException` when the consumer is gone.
         """
-        if self._error is not None:
-            raise self._error
+        self._check()
         tensors = (input_tokens, roi, key, value, hidden)
         entry = Entry([_clone(tensor) for tensor in tensors] if self._clone else tensors, "insert")
-        self._room.take(entry.nbytes, None, "insert")
+        try:
+            self._room.take(entry.nbytes, None, "insert")
+        except ClosedError:
+            self._check()
+            raise
         try:
             self._shelf.put(entry, "insert")
-        except PdkvError:
+        except BaseException:
             self._room.give(entry.nbytes)
             raise
         with self._lock:
@@ -117,14 +122,21 @@ class SimpleBuffer:
             )
         # One exchange after the other: answers carry no names.
         with self._lock:
+            self._check()
             like = input_tokens if input_tokens is not None else roi
             if roi is None:
                 # vLLM's own producer can't do without, whether it uses it or not.
                 roi = _filled(like, 0 if input_tokens is None else len(input_tokens), 1)
-            self.signal_pipe.send_tensor(_filled(like, 1, 0, integers=True))
-            self.data_pipe.send_tensor(input_tokens)
-            self.data_pipe.send_tensor(_floats(roi))
-            tensors = [self.data_pipe.recv_tensor() for _ in range(_TENSORS)]
+            signal, mask = _filled(like, 1, 0, integers=True), _floats(roi)
+            try:
+                self.signal_pipe.send_tensor(signal)
+                self.data_pipe.send_tensor(input_tokens)
+                self.data_pipe.send_tensor(mask)
+                tensors = [self.data_pipe.recv_tensor() for _ in range(_TENSORS)]
+            except BaseException as error:
+                # What is left of the exchange in the pipe would be taken for the next one's.
+                self._end(error)
+                raise
         if tensors[1] is not None:
             tensors[1] = tensors[1] > 0.5
         return tensors
@@ -149,17 +161,37 @@ class SimpleBuffer:
         except (PdkvError, RuntimeError, OSError) as error:
             _log.debug("the producer is gone already: %s", error)
 
+    def _check(self) -> None:
+        error = self._error
+        if isinstance(error, PdkvError):
+            raise fresh(error)
+        if isinstance(error, Exception):
+            raise error.with_traceback(None)
+        if error is not None:
+            raise ClosedError("an exchange was interrupted", operation="lookup")
+
+    def _end(self, error: BaseException) -> None:
+        """Nothing more can be exchanged: both ends learn it."""
+        self._error = error
+        self._room.close()
+        self._shelf.finish()
+        try:
+            # What is unread must not hold this up.
+            getattr(self.data_pipe, "abort", self.data_pipe.close)()
+        except (PdkvError, RuntimeError, OSError) as failure:
+            _log.debug("the pipe could not be closed: %s", failure)
+
     def _answer_all(self) -> None:
         try:
             while self.signal_pipe.recv_tensor() is not None:
                 self._answer(self.data_pipe.recv_tensor(), self.data_pipe.recv_tensor())
-        except ClosedError:
-            # What the consumer waits for will never come: it learns that by the end of the pipe.
-            self.data_pipe.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next insert raises it
-            if _ENDED not in str(error):
+            if _ENDED not in str(error) and not isinstance(error, ClosedError):
                 _log.warning("requests are no longer answered: %s", error)
-                self._error = error
+            self._end(error)
+        else:
+            self._error = ClosedError("the consumer is done", operation="insert")
+            self._room.close()
 
     def _answer(self, tokens: Any | None, roi: Any | None) -> None:
         keys = None if tokens is None else keys_of(tokens, roi, "drop_select")
@@ -169,6 +201,10 @@ class SimpleBuffer:
             tensors[1] = _floats(tensors[1])
             for tensor in tensors:
                 self.data_pipe.send_tensor(tensor)
+            # Tensors that are not our own are in the buffer until they have arrived: their owner leaves them alone.
+            flush = None if self._clone else getattr(self.data_pipe, "flush", None)
+            if flush is not None:
+                flush()
             selection.take()
 
 

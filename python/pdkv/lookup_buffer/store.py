@@ -23,7 +23,7 @@ from pdkv.errors import (
     TransferCancelledError,
     UnsupportedError,
 )
-from pdkv.lookup_buffer.link import Door, reach
+from pdkv.lookup_buffer.link import Door, check_name, reach
 from pdkv.lookup_buffer.remote import Remote
 from pdkv.lookup_buffer.server import MessagePipe
 from pdkv.lookup_buffer.tensors import nbytes_of
@@ -72,7 +72,8 @@ class KVStore:
         library: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        if not max_bytes > 0 or len(name) > 64 or (peers and engine is None):
+        check_name(name)
+        if not max_bytes > 0 or (peers and engine is None):
             raise ConfigError(
                 f"`max_bytes` is `{max_bytes}`, `name` is `{name}`, `engine` is `{engine}`", operation="store"
             )

@@ -84,8 +84,9 @@ def mask_of(roi: Any | None, length: int, operation: str) -> Any | None:
     """
     if roi is None:
         return None
-    kind = str(getattr(roi, "dtype", ""))
-    array = _array(roi if kind.endswith("bool") else roi > 0.5, "roi", operation)
+    if not hasattr(roi, "dtype"):
+        raise _no_tensor("roi", roi, operation)
+    array = _array(roi if str(roi.dtype).endswith("bool") else roi > 0.5, "roi", operation)
     if array.shape != (length,):
         raise LayoutError(
             f"the mask has the shape `{list(array.shape)}`, the tokens `[{length}]`",
@@ -121,12 +122,13 @@ def _array(tensor: Any, what: str, operation: str) -> Any:
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu().numpy()
     if not hasattr(tensor, "__array_interface__"):
-        raise LayoutError(
-            f"the {what} are a `{type(tensor).__name__}`",
-            operation=operation,
-            hint="give a torch tensor or a numpy array",
-        )
+        raise _no_tensor(what, tensor, operation)
     return np.asarray(tensor)
+
+
+def _no_tensor(what: str, found: object, operation: str) -> LayoutError:
+    text = f"`{what}` is a `{type(found).__name__}`"
+    return LayoutError(text, operation=operation, hint="give a torch tensor or a numpy array")
 
 
 def _is_lazy(tensor: Any) -> bool:
