@@ -58,6 +58,8 @@ def test_object_dict_and_itself():
         ({"kv_ip": ""}, "kv_ip"),
         ({"kv_buffer_size": 0}, "kv_buffer_size"),
         ({"kv_buffer_size": float("nan")}, "kv_buffer_size"),
+        ({"kv_buffer_size": float("inf")}, "kv_buffer_size"),
+        ({"kv_connector_extra_config": {"store_timeout": float("inf")}}, "store_timeout"),
         ({"kv_buffer_device": "tpu"}, "kv_buffer_device"),
         ({"kv_connector_extra_config": []}, "kv_connector_extra_config"),
         ({"kv_connector_extra_config": {"store_timeout": "soon"}}, "store_timeout"),

@@ -145,6 +145,55 @@ def test_pinned_buffers_are_bounded_and_used_again():
     waiter = threading.Thread(target=lambda: (pool.copy_of(tensor), got.set()))
     waiter.start()
     assert not got.wait(0.1)
+    with pytest.raises(pdkv.TransferTimeoutError):
+        pool.copy_of(tensor, lambda: 0.0)
     del alone
     assert got.wait(WAIT_S)
     waiter.join()
+    # Kept buffers count, whatever sizes came by.
+    for exponent in range(10, 19):
+        pool.copy_of(torch.zeros(1 << exponent))
+    assert pool._free_bytes <= 1 << 20
+    assert pool._lent_bytes == 0
+
+
+class Device(torch.Tensor):
+    """A tensor that says it is on a device; the copy from there is an ordinary one."""
+
+    is_cpu = False
+
+
+def test_tensors_of_a_device_go_through_the_pool():
+    with pdkv.Engine("a") as a, pdkv.Engine("b") as b:
+        left = Pipe(a, a.connect(b.address), buffer_bytes=4 << 20)
+        left._places._pool = PinnedPool(4 << 20, pin=False)
+        right = Pipe(b, b.connect(a.address))
+        tensors = [torch.full((1 << 18,), float(index)).as_subclass(Device) for index in range(12)]
+        # More than the pool has, and each buffer is free again only when the other end has taken it.
+        sender = threading.Thread(target=lambda: [left.send_tensor(tensor, WAIT_S) for tensor in tensors])
+        sender.start()
+        for index in range(12):
+            assert (right.recv_tensor(WAIT_S) == index).all()
+        sender.join(WAIT_S)
+        sender = threading.Thread(target=left.send_message, args=(b"all of them", tensors, WAIT_S))
+        sender.start()
+        tag, came = right.recv_message(WAIT_S)
+        assert tag == b"all of them"
+        assert [float(tensor[0]) for tensor in came] == list(range(12))
+        sender.join(WAIT_S)
+        left.abort()
+        right.abort()
+
+
+def test_what_there_was_no_room_for_is_tried_again(ends, monkeypatch):
+    left, right = ends
+    left.send_tensor(torch.arange(3))
+
+    def full(dtype, shape, buffer):
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(right._places, "land", full)
+        with pytest.raises(pdkv.DeviceError, match="out of memory"):
+            right.recv_tensor(WAIT_S)
+    assert torch.equal(right.recv_tensor(WAIT_S), torch.arange(3))

@@ -50,6 +50,8 @@ class PdkvPipe(Pipe):
                 device=place,
                 timeout_s=settings.store_timeout_s,
             )
+            # The other end makes its half now, too.
+            self._await_other_half()
         except BaseException:
             engine.close()
             raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pdkv.errors import (
     ClosedError,
+    DeviceError,
     IntegrityError,
     LayoutError,
     PdkvError,
@@ -90,7 +91,7 @@ class Pipe:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._held: list[tuple[bytes, str | None, tuple[int, ...], PipeBuffer | None]] = []
         self._receiver: PipeReceiver | None = None
-        self._closed = False
+        self._closed = self._aborted = False
         self._sender: PipeSender = peer.open_pipe(self._name, limit_bytes=buffer_bytes)
 
     def send_tensor(self, tensor: Any | None, timeout_s: float | None = None) -> None:
@@ -110,10 +111,10 @@ class Pipe:
             ClosedError: The pipe was closed at this end.
             UnsupportedError: A tensor that no dtype, shape and bytes describe, such as a sparse one.
         """
-        item = _NOTHING if tensor is None else describe(self._places.fetch(tensor))
         until = _Until(timeout_s)
         until.lock(self._sending, "send_tensor")
         try:
+            item = _NOTHING if tensor is None else describe(self._fetched(tensor, until))
             self._sender.send(_NONE if tensor is None else _TENSOR, *item, until.left())
         except PdkvError as error:
             raise self._translated(error) from error
@@ -162,13 +163,17 @@ class Pipe:
         if len(tensors) > _MAX_TENSORS:
             text = f"`{len(tensors)}` tensors in a message of at most `{_MAX_TENSORS}`"
             raise LayoutError(text, operation="send_message")
-        items = [None if tensor is None else describe(self._places.fetch(tensor)) for tensor in tensors]
+        # What can't be sent is found before anything is. What is on a device is copied here only when it is its turn:
+        # all of a message may be more than the pinned pool.
+        items = [None if tensor is None or self._places.elsewhere(tensor) else describe(tensor) for tensor in tensors]
         until = _Until(timeout_s)
         until.lock(self._sending, "send_message")
         try:
             self._sender.send(_COUNT.pack(_MESSAGE, len(items)) + tag, *_NOTHING, until.left())
             try:
-                for item in items:
+                for tensor, item in zip(tensors, items, strict=True):
+                    if tensor is not None and item is None:
+                        item = describe(self._fetched(tensor, until))
                     self._sender.send(_NONE if item is None else _TENSOR, *(item or _NOTHING), until.left())
             except BaseException:
                 # Half a message is none: what would follow it could not be told from its rest.
@@ -236,7 +241,7 @@ class Pipe:
 
     def abort(self) -> None:
         """Ends both directions at once and drops what was not delivered."""
-        self._closed = True
+        self._closed = self._aborted = True
         self._sender.abort()
         receiver = self._receiver
         if receiver is None:
@@ -277,6 +282,16 @@ class Pipe:
         else:
             self.abort()
 
+    def _fetched(self, tensor: Any, until: _Until) -> Any:
+        """The tensor in host memory; waits for the pinned pool no longer than the pipe lives."""
+        return self._places.fetch(tensor, until.left, self._check_alive) if self._places.elsewhere(tensor) else tensor
+
+    def _check_alive(self) -> None:
+        # A native call: buffers that came back while nobody was in one are let go in it.
+        if not self._sender.alive:
+            self._sender.flush(0)
+            raise ClosedError("the pipe is over", operation="send")
+
     def _fill(self, items: int, until: _Until) -> None:
         """Receives until so many items are held. They stay held when time runs out or somebody interrupts."""
         while len(self._held) < items:
@@ -292,16 +307,23 @@ class Pipe:
     def _made(self, items: int) -> list[Any | None]:
         """Makes tensors of the items that are held, and holds them no more.
 
-        One that can't be made takes with it what belongs to it: the next receive gets what was sent after.
+        One that can't ever be made takes with it what belongs to it: the next receive gets what was sent after. One
+        for which there was no memory is tried again then.
         """
         try:
             tensors = [
                 None if dtype is None else self._places.land(dtype, shape, buffer)
                 for _, dtype, shape, buffer in self._held[:items]
             ]
-        except Exception:
+        except PdkvError:
             self._held.clear()
             raise
+        except RuntimeError as error:
+            raise DeviceError(
+                f"what came can't be put on `{self._places.device}`: {error}",
+                operation="recv",
+                hint="make room and receive again: it is still here",
+            ) from error
         self._held.clear()
         return tensors
 
@@ -310,6 +332,16 @@ class Pipe:
         self.abort()
         self._held.clear()
         return IntegrityError(text, operation="recv_message")
+
+    def _await_other_half(self) -> None:
+        """Blocks until the other end has made its pipe, too.
+
+        Raises:
+            TransferTimeoutError: It did not within the time that a first receive waits.
+            PeerLostError: It is gone.
+        """
+        with self._receiving:
+            self._accept(_Until(self._timeout_s))
 
     def _accept(self, until: _Until) -> PipeReceiver:
         """Waits for the other end's half, which is there once it has made its pipe."""
@@ -339,8 +371,10 @@ class Pipe:
 
     def _translated(self, error: PdkvError) -> PdkvError:
         """What is raised for a native error: the end of the pipe by its own name, everything else as it is."""
-        ended_there = isinstance(error, ClosedError | TransferCancelledError) and not self._closed
-        if not ended_there and not isinstance(error, PeerLostError):
+        ended_there = isinstance(error, ClosedError) and error.context.get("closed_by") == "peer"
+        # Only aborting cancels, here or there.
+        gave_up_there = isinstance(error, TransferCancelledError) and not self._aborted
+        if not (ended_there or gave_up_there or isinstance(error, PeerLostError)):
             return error
         return BrokenPipeException(
             f"Connection closed by peer `{self._peer.name}`: {error.message}",

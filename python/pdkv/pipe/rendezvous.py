@@ -1,24 +1,23 @@
 """How the two ends of a `PdkvPipe` meet: rank 0 listens at the agreed place, rank 1 comes, rank 0 connects back.
 
-The listener is rank 0's engine itself, so nothing else listens and no store is needed. What the ends tell each other is
-JSON with checked fields. Rank 0 connects to the address that rank 1 names, and goes on only if the engine there is the
-very one that named it.
+The listener is rank 0's engine itself, so nothing else listens and no store is needed. Whoever comes and is not rank 1
+costs rank 0 a few seconds and is forgotten.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdkv.engine import Engine
-from pdkv.errors import ConfigError, HandshakeError, PdkvError, PeerUnreachableError, TransferTimeoutError
+from pdkv.errors import ConfigError, PdkvError, PeerLostError, PeerUnreachableError, TransferTimeoutError
 from pdkv.pipe.config import PipeConfig
+from pdkv.pipe.greeting import connect_back, greet, heard
 
 if TYPE_CHECKING:
-    from pdkv.engine import Peer, PipeReceiver, PipeSender
+    from pdkv.engine import Peer, PipeReceiver
 
 __all__ = ["Met", "meet"]
 
@@ -28,7 +27,8 @@ _OPERATION = "pipe"
 _VERSION = 1
 # Between two tries to reach a rank 0 that does not listen yet.
 _RETRY_S = 0.05
-_GREETING = b"g"
+# How often rank 1 looks whether rank 0 still lives.
+_LOOK_S = 0.25
 # How long whoever comes may take for each step, before the next one is heard.
 _MANNERS_S = 10.0
 
@@ -62,7 +62,7 @@ def meet(config: PipeConfig, port: int) -> Met:
     if port > 65535:
         raise ConfigError(f"`kv_port` + `port_offset` is `{port}`, the last port is `65535`", operation=_OPERATION)
     end = time.monotonic() + config.store_timeout_s
-    own = f"{config.kv_ip}:{port}" if config.kv_rank == 0 else f"{_route_to(config.kv_ip, port)}:0"
+    own = f"{_host(config.kv_ip)}:{port}" if config.kv_rank == 0 else f"{_route_to(config.kv_ip, port)}:0"
     extra = config.kv_connector_extra_config
     options = {name: extra[name] for name in ("transports", "threads", "insecure") if name in extra}
     engine = Engine(f"pipe-{port}-rank-{config.kv_rank}", listen=own, **options)
@@ -82,7 +82,7 @@ def _wait_for_rank_1(engine: Engine, config: PipeConfig, port: int, end: float) 
     other: PdkvError | None = None
     while True:
         try:
-            receiver = engine.accept_pipe(_channel(port), timeout_s=_left(end))
+            receiver = engine.accept_pipe(_channel(port).encode(), timeout_s=_left(end))
         except TransferTimeoutError as error:
             raise _nobody(config, port, "rank 1 did not come") from (other or error)
         try:
@@ -96,15 +96,11 @@ def _wait_for_rank_1(engine: Engine, config: PipeConfig, port: int, end: float) 
 
 
 def _answer(engine: Engine, receiver: PipeReceiver, config: PipeConfig, port: int) -> Peer:
-    greeting = _heard(receiver, _MANNERS_S)
-    peer = engine.connect(greeting["address"], timeout_s=_MANNERS_S)
+    greeting = heard(receiver, _MANNERS_S, _OPERATION)
+    peer = connect_back(engine, receiver, greeting, _MANNERS_S, _OPERATION)
     try:
-        # Its word is worth something only if that was its own address.
-        if peer.incarnation != receiver.incarnation:
-            text = f"`{peer.address}` is engine `{peer.name}`, and not `{receiver.peer}`, which named it"
-            raise HandshakeError(text, operation=_OPERATION)
         # It is told first, so that it knows too what they disagree about.
-        _greet(peer, engine, config, port).close(_MANNERS_S)
+        greet(engine, peer, _channel(port), _facts(config), _MANNERS_S).close(_MANNERS_S)
         _compare(greeting, config)
     except BaseException:
         peer.close()
@@ -115,55 +111,47 @@ def _answer(engine: Engine, receiver: PipeReceiver, config: PipeConfig, port: in
 def _go_to_rank_0(engine: Engine, config: PipeConfig, port: int, end: float) -> Peer:
     while True:
         try:
-            peer = engine.connect(f"{config.kv_ip}:{port}", timeout_s=max(0.1, min(5.0, _left(end))))
-            break
-        except PeerUnreachableError as error:
+            return _come(engine, config, port, end)
+        except (PeerUnreachableError, PeerLostError) as error:
+            # It does not listen yet, or it was just going.
             if _left(end) <= _RETRY_S:
                 raise _nobody(config, port, "rank 0 does not listen") from error
             time.sleep(_RETRY_S)
-    sender = _greet(peer, engine, config, port)
+
+
+def _come(engine: Engine, config: PipeConfig, port: int, end: float) -> Peer:
+    peer = engine.connect(f"{_host(config.kv_ip)}:{port}", timeout_s=max(0.1, min(5.0, _left(end))))
     try:
-        receiver = engine.accept_pipe(_channel(port), incarnation=peer.incarnation, timeout_s=_left(end))
-    except TransferTimeoutError as error:
-        raise _nobody(config, port, "rank 0 did not answer; perhaps it has met another rank 1") from error
-    try:
-        _compare(_heard(receiver, _left(end)), config)
-        sender.close(_MANNERS_S)
-    finally:
-        receiver.close()
+        sender = greet(engine, peer, _channel(port), _facts(config), _MANNERS_S)
+        while True:
+            try:
+                receiver = engine.accept_pipe(
+                    _channel(port).encode(), incarnation=peer.incarnation, timeout_s=min(_LOOK_S, _left(end))
+                )
+                break
+            except TransferTimeoutError as error:
+                if not peer.alive:
+                    raise PeerLostError("rank 0 ended before it answered", operation=_OPERATION) from error
+                if not _left(end):
+                    text = "rank 0 did not answer; perhaps it has met another rank 1"
+                    raise _nobody(config, port, text) from error
+        try:
+            _compare(heard(receiver, _left(end), _OPERATION), config)
+            sender.close(_MANNERS_S)
+        finally:
+            receiver.close()
+    except BaseException:
+        peer.close()
+        raise
     return peer
 
 
-def _greet(peer: Peer, engine: Engine, config: PipeConfig, port: int) -> PipeSender:
-    """Sends this end's greeting; whoever heard it may close what is returned, dropping it takes it back."""
-    greeting = {
-        "version": _VERSION,
-        "rank": config.kv_rank,
-        "kv_parallel_size": config.kv_parallel_size,
-        "address": engine.address,
-    }
-    sender = peer.open_pipe(_channel(port))
-    sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _MANNERS_S)
-    return sender
-
-
-def _heard(receiver: PipeReceiver, timeout_s: float) -> dict[str, Any]:
-    """The greeting that came, with the address in it checked to be one."""
-    try:
-        tag = receiver.recv(timeout_s)[0]
-        greeting = json.loads(tag[1:]) if tag[:1] == _GREETING else None
-    except (PdkvError, ValueError, RecursionError) as error:
-        raise _no_greeting() from error
-    if not isinstance(greeting, dict):
-        raise _no_greeting()
-    address = greeting.get("address")
-    if not isinstance(address, str) or not address.isascii() or not address.isprintable() or len(address) > 256:
-        raise _no_greeting()
-    return greeting
+def _facts(config: PipeConfig) -> dict[str, Any]:
+    return {"version": _VERSION, "rank": config.kv_rank, "kv_parallel_size": config.kv_parallel_size}
 
 
 def _compare(greeting: dict[str, Any], config: PipeConfig) -> None:
-    expected = {"version": _VERSION, "rank": 1 - (config.kv_rank or 0), "kv_parallel_size": config.kv_parallel_size}
+    expected = {**_facts(config), "rank": 1 - (config.kv_rank or 0)}
     different = [name for name, value in expected.items() if greeting.get(name) != value]
     if different:
         facts = ", ".join(
@@ -172,12 +160,13 @@ def _compare(greeting: dict[str, Any], config: PipeConfig) -> None:
         raise ConfigError(f"the ends of the pipe disagree: {facts}", operation=_OPERATION)
 
 
-def _no_greeting() -> HandshakeError:
-    return HandshakeError("what came is no greeting of a pipe's other end", operation=_OPERATION)
+def _channel(port: int) -> str:
+    return f"meet:{port}"
 
 
-def _channel(port: int) -> bytes:
-    return f"meet:{port}".encode()
+def _host(name: str) -> str:
+    """A host as it stands in front of a port."""
+    return f"[{name}]" if ":" in name else name
 
 
 def _left(end: float) -> float:
@@ -201,4 +190,4 @@ def _route_to(address: str, port: int) -> str:
             host = str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"`kv_ip` is `{address}`, to which there is no way: {error}", operation=_OPERATION) from error
-    return f"[{host}]" if ":" in host else host
+    return _host(host)

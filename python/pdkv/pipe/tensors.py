@@ -85,8 +85,8 @@ def _describe_array(array: Any, interface: dict[str, Any]) -> Description:
         raise UnsupportedError(
             f"an array of dtype `{dtype}`", operation=_OPERATION, hint="send numbers in this machine's byte order"
         )
-    if any(stride < 0 or stride % itemsize for stride in array.strides):
-        # Backwards, or between the elements of something larger.
+    if any(stride % itemsize for stride in array.strides):
+        # Between the elements of something larger, such as one field of a record.
         array = array.copy(order="C")
         interface = array.__array_interface__
     strides = tuple(stride // itemsize for stride in array.strides)
@@ -138,7 +138,7 @@ def _make_torch(name: str, shape: tuple[int, ...], buffer: Any) -> Any:
     if dtype is None:
         raise _unknown(name, f"torch {torch.__version__}")
     if not _checked(name, shape, dtype.itemsize, buffer):
-        return torch.empty(0, dtype=torch.uint8).view(dtype).view(shape)
+        return _shaped(torch.empty(0, dtype=torch.uint8).view(dtype), shape)
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
 
 
@@ -153,7 +153,7 @@ def _make_array(name: str, shape: tuple[int, ...], buffer: Any) -> Any:
     if dtype.hasobject or dtype.name != name:
         raise _unknown(name, "numpy")
     if not _checked(name, shape, dtype.itemsize, buffer):
-        return np.empty(shape, dtype)
+        return _shaped(np.empty(0, dtype), shape)
     return np.frombuffer(buffer, dtype).reshape(shape)
 
 
@@ -166,6 +166,14 @@ def _checked(name: str, shape: tuple[int, ...], itemsize: int, buffer: Any) -> i
             operation="recv_tensor",
         )
     return expected
+
+
+def _shaped(empty: Any, shape: tuple[int, ...]) -> Any:
+    """An empty tensor of a peer's shape, whose other extents may be more than there is."""
+    try:
+        return empty.reshape(shape)
+    except (ValueError, RuntimeError, OverflowError, TypeError) as error:
+        raise IntegrityError(f"a tensor of shape `{list(shape)}` came: {error}", operation="recv_tensor") from error
 
 
 def _unknown(name: str, library: str) -> UnsupportedError:
