@@ -53,8 +53,8 @@ def port():
 def test_drop_in(port):
     producer, consumer = meet(port)
     try:
-        producer.send_tensor(np.arange((1 << 20)))
-        same(consumer.recv_tensor(WAIT_S), np.arange((1 << 20)))
+        producer.send_tensor(np.arange(1 << 20))
+        same(consumer.recv_tensor(WAIT_S), np.arange(1 << 20))
         consumer.send_tensor(None)
         assert producer.recv_tensor(WAIT_S) is None
         assert producer.device == "cpu"
