@@ -13,6 +13,7 @@ import pytest
 import pdkv
 from lookup.far import PATIENCE_S, until
 from pdkv.lookup_buffer import LookupBuffer
+from pdkv.lookup_buffer.link import Door
 
 
 def held():
@@ -47,6 +48,28 @@ def test_consumers_that_come_and_go_leave_nothing_behind(same_engine):
         # A few may be on their way out; something left by each of the turns is more.
         until(lambda: all(now <= then + 5 for now, then in zip(held(), before, strict=True)), f"as few as {before}")
         assert producer.used_bytes == 0
+
+
+class Crowd:
+    """An engine to which somebody comes at any time and leaves at once."""
+
+    def accept_pipe(self, channel, timeout_s):
+        return self
+
+    def recv(self, timeout_s):
+        raise pdkv.PeerLostError("gone already")
+
+    peer = "somebody"
+
+    def close(self):
+        pass
+
+
+def test_a_door_closes_whoever_comes_at_that_moment():
+    for _ in range(30):
+        door = Door(Crowd(), "buffer/x", lambda pipe, name: None, buffer_bytes=1)
+        door.close()
+        assert door.join(PATIENCE_S)
 
 
 EXIT = """

@@ -98,7 +98,7 @@ class LookupBuffer:
             self._remote = Remote(pipe, peer.name)
         elif engine is not None:
             # What a consumer was sent and has not answered is in the buffer; an honest one has no more coming.
-            self._door = Door(engine, f"buffer/{name}", self._serve, buffer_bytes=int(min(max_bytes, 1 << 62)))
+            self._door = Door(engine, f"buffer/{name}", self._serve, buffer_bytes=max(1, int(min(max_bytes, 1 << 62))))
 
     # The producer's side
 

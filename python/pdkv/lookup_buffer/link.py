@@ -119,8 +119,9 @@ class Door:
         """Waits until all consumers have left; says whether they have."""
         with self._lock:
             threads = list(self._threads)
+        end = time.monotonic() + timeout_s
         for thread in threads:
-            thread.join(timeout_s)
+            thread.join(_left(end))
         return not any(thread.is_alive() for thread in threads)
 
     def _watch(self) -> None:
