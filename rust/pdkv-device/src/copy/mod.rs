@@ -147,20 +147,23 @@ mod tests {
     use crate::HugePages;
 
     const PATHS: [CopyPath; 3] = [CopyPath::Plain, CopyPath::Avx2, CopyPath::Avx512];
+    const REGION: u32 = 96 << 10;
 
     proptest! {
         #[test]
         fn every_path_moves_exactly_the_range(
-            dst_offset in 0_u64..300, src_offset in 0_u64..300, len in 0_u64..9000, which in 0_usize..3,
+            dst_offset in 0_u64..300, src_offset in 0_u64..300,
+            len in prop_oneof![0_u64..9000, 9000_u64..90_000, (1_u64..5).prop_map(|pages| pages << 14)],
+            which in 0_usize..3,
         ) {
-            let src = HostRegion::allocate(16_384, HugePages::Never).unwrap();
-            let dst = HostRegion::allocate(16_384, HugePages::Never).unwrap();
-            let bytes: Vec<u8> = (0..16_384_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+            let src = HostRegion::allocate(REGION.into(), HugePages::Never).unwrap();
+            let dst = HostRegion::allocate(REGION.into(), HugePages::Never).unwrap();
+            let bytes: Vec<u8> = (0..REGION).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             src.write_at(0, &bytes).unwrap();
-            dst.fill(0, 16_384, 0xEE).unwrap();
+            dst.fill(0, REGION.into(), 0xEE).unwrap();
             copy_with(PATHS[which], &dst, dst_offset, &src, src_offset, len).unwrap();
             copy_fence();
-            let mut got = vec![0; 16_384];
+            let mut got = vec![0; REGION as usize];
             dst.read_at(0, &mut got).unwrap();
             let (d, s, n) = (dst_offset as usize, src_offset as usize, len as usize);
             prop_assert_eq!(&got[d..d + n], &bytes[s..s + n]);
