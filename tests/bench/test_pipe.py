@@ -194,7 +194,7 @@ def test_a_slow_peer_gets_fewer_turns(monkeypatch):
 
 @pytest.fixture
 def lines():
-    """A pair by `shm` and many small tensors, with lines of peers that were not measured."""
+    """A pair and many small tensors by `shm`, with lines of peers that were not measured."""
     with bench(World()) as runner:
         plan = measure.Plan([SHM], LARGE, SMALL, ("gloo", "pickle"), far=True)
         return measure.run(runner, plan, lambda text: None)
@@ -203,26 +203,28 @@ def lines():
 def test_floors_judge_pipes(lines):
     pair, limit, gloo, pickled, small, *_ = lines
     small = replace(small, items=tensor_floors.SMALL, items_per_s=50_000.0)
-    good = [
-        replace(pair, ratio=0.85),
-        limit,
-        replace(gloo, pdkv_ratio=2.0),
-        replace(pickled, pdkv_ratio=10.0),
-        small,
-    ]
+    pairs = [replace(pair, ratio=0.85, path=transport) for transport in tensor_floors.TRANSPORTS]
+    good = {
+        **dict(zip(tensor_floors.TRANSPORTS, pairs, strict=True)),
+        "gloo": replace(gloo, pdkv_ratio=2.0),
+        "pickle": replace(pickled, pdkv_ratio=10.0),
+        "small": small,
+        "limit": limit,
+    }
 
-    def verdicts(*lines):
-        return [floor.ok for floor in tensor_floors.pipe_floors(lines)]
+    def missed(**changed):
+        judged = zip(good, tensor_floors.pipe_floors([*(good | changed).values()]), strict=False)
+        return {name: floor.ok for name, floor in judged if floor.ok is not True}
 
-    assert verdicts(*good) == [True] * 4
-    assert verdicts(replace(good[0], ratio=0.84), *good[1:]) == [False, True, True, True]
-    assert verdicts(replace(good[0], wrong=1), *good[1:]) == [False, True, True, True]
-    assert verdicts(*good[:2], replace(good[2], pdkv_ratio=1.9), *good[3:]) == [True, False, True, True]
-    assert verdicts(*good[:3], replace(good[3], wrong=1), small) == [True, True, False, True]
-    assert verdicts(*good[:4], replace(small, items_per_s=49_999.0)) == [True, True, True, False]
-    assert verdicts(good[0], limit, gloo, pickled, small) == [True, None, None, True]
-    notes = [floor.note for floor in tensor_floors.pipe_floors([good[0], limit, gloo, pickled, small])]
-    assert notes[1] == notes[2] == gloo.note
+    assert missed() == {}
+    assert missed(shm=replace(pairs[0], ratio=0.84)) == {"shm": False}
+    assert missed(cma=replace(pairs[1], wrong=1)) == {"cma": False}
+    assert missed(tcp=replace(pairs[2], ratio=None)) == {"tcp": False}
+    assert missed(tcp=replace(pairs[2], path="cma")) == {"tcp": False}
+    assert missed(gloo=replace(good["gloo"], pdkv_ratio=1.9)) == {"gloo": False}
+    assert missed(pickle=replace(good["pickle"], wrong=1)) == {"pickle": False}
+    assert missed(small=replace(small, items_per_s=49_999.0)) == {"small": False}
+    assert missed(gloo=gloo, pickle=pickled) == {"gloo": None, "pickle": None}
 
 
 def test_floors_without_the_memory_say_so(monkeypatch):

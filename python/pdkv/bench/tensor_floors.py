@@ -64,12 +64,15 @@ def run(bench: Bench, seed: int, threads: int, label: Callable[[str], None]) -> 
 
 def pipe_floors(lines: Sequence[Line]) -> Iterator[Floor]:
     """Judges the lines of a pipe."""
-    for line in lines:
-        if line.kind == "pdkv" and line.ratio is not None:
-            note = f"{line.gb_per_s or 0:.2f} of {line.limit_gb_per_s or 0:.2f} GB/s, {line.threads} threads"
-            ok = line.ratio >= PAIR_RATIO and line.wrong == 0
-            name, bound = f"{line.path} pipe {line.what}", f">= {PAIR_RATIO} of the limit"
-            yield Floor(name, bound, f"{line.ratio:.3f}", ok, checked(note, line.wrong))
+    for transport in TRANSPORTS:
+        name, bound = f"{transport} pipe, a pair", f">= {PAIR_RATIO} of the limit"
+        pair = next((line for line in lines if line.kind == "pdkv" and line.path == transport), None)
+        if pair is None or pair.ratio is None:
+            yield Floor(name, bound, "-", ok=False, note="it has no line, or none of its limit")
+            continue
+        note = f"{pair.gb_per_s or 0:.2f} of {pair.limit_gb_per_s or 0:.2f} GB/s, {pair.what}, {pair.threads} threads"
+        ok = pair.ratio >= PAIR_RATIO and pair.wrong == 0
+        yield Floor(name, bound, f"{pair.ratio:.3f}", ok, checked(note, pair.wrong))
     for peer, least in PEER_RATIOS.items():
         # The first one stands beside the first transport.
         line = next(line for line in lines if line.kind == "peer" and line.name == PEERS[peer][0])
