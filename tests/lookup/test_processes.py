@@ -175,7 +175,7 @@ def test_who_greets_with_another_ones_address_is_not_let_in(start, producer, cap
     stranger, other = start("stranger"), End("other")
     try:
         stranger.do("greet_as", producer.address(), other.address())
-        until(lambda: "is not `stranger`" in caplog.text, "the refusal")
+        until(lambda: "and not `stranger`" in caplog.text, "the refusal")
         for words in (b"", b"junk", b"g{}", b"g[]", b'g{"version": 1, "address": 7, "token": "x"}', ODD, DEEP):
             stranger.do("greet", producer.address(), words)
         until(lambda: caplog.text.count("no greeting") == 7, "the refusals")

@@ -7,33 +7,31 @@ the very one that greeted. What either says to the other later is not known here
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pdkv.errors import ClosedError, ConfigError, HandshakeError, PdkvError, TransferTimeoutError
+from pdkv.pipe import Pipe
+from pdkv.pipe.greeting import connect_back, greet, heard
 
 if TYPE_CHECKING:
     from pdkv.engine import Engine, Peer, PipeReceiver
-    from pdkv.pipe import Pipe
 
 __all__ = ["Door", "check_name", "reach"]
 
 _log = logging.getLogger("pdkv.lookup")
 
 _VERSION = 1
-_GREETING = b"g"
 # How often the door looks whether it was closed.
 _LOOK_S = 0.25
 # A consumer that greets says so at once.
 _GREETING_S = 10.0
 _MAX_CONSUMERS = 1024
-_MAX_ADDRESS = 255
 _MAX_NAME = 64
 
 
@@ -62,8 +60,6 @@ def reach(engine: Engine, peer: Peer, name: str, *, device: str | None, library:
         ConfigError: The engine does not listen.
         HandshakeError: The producer has no such buffer, or can't connect back.
     """
-    from pdkv.pipe import Pipe
-
     if engine.address is None:
         raise ConfigError(
             "the consumer's engine does not listen",
@@ -74,9 +70,8 @@ def reach(engine: Engine, peer: Peer, name: str, *, device: str | None, library:
     token = secrets.token_hex(8)
     pipe = Pipe(engine, peer, channel=_channel(name, token), device=device, library=library, timeout_s=timeout_s)
     try:
-        greeting = {"version": _VERSION, "address": engine.address, "token": token}
-        sender = peer.open_pipe(_channel(name, "door").encode())
-        sender.send(_GREETING + json.dumps(greeting).encode(), None, (), (), 0, 0, None, _left(end))
+        fields = {"version": _VERSION, "token": token}
+        sender = greet(engine, peer, _channel(name, "door"), fields, timeout_s)
         sender.close(_left(end))
         pipe.recv_message(_left(end))  # the producer's welcome
     except TransferTimeoutError as error:
@@ -152,12 +147,13 @@ class Door:
     def _let_in(self, receiver: PipeReceiver) -> None:
         try:
             try:
-                greeting = _read(receiver.recv(_GREETING_S)[0])
-                peer = self._engine.connect(greeting["address"])
+                greeting = heard(receiver, _GREETING_S, "lookup")
+                token = _token(greeting)
+                peer = connect_back(self._engine, receiver, greeting, _GREETING_S, "lookup")
             finally:
                 receiver.close()
             try:
-                pipe = self._answer(receiver, peer, greeting)
+                pipe = self._answer(peer, token)
                 self._serve(pipe, receiver.peer)
             finally:
                 peer.close()
@@ -167,13 +163,8 @@ class Door:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _answer(self, receiver: PipeReceiver, peer: Peer, greeting: dict[str, Any]) -> Pipe:
-        from pdkv.pipe import Pipe
-
-        if peer.incarnation != receiver.incarnation:
-            text = f"`{greeting['address']}` is not `{receiver.peer}`, which named it"
-            raise HandshakeError(text, operation="lookup")
-        channel = _channel(self._name, greeting["token"])
+    def _answer(self, peer: Peer, token: str) -> Pipe:
+        channel = _channel(self._name, token)
         pipe = Pipe(self._engine, peer, channel=channel, buffer_bytes=self._buffer_bytes, library="numpy")
         pipe.send_message(b"welcome")
         return pipe
@@ -183,24 +174,12 @@ def _left(end: float) -> float:
     return max(0.0, end - time.monotonic())
 
 
-def _read(tag: bytes) -> dict[str, Any]:
-    try:
-        greeting = json.loads(tag[1:]) if tag[:1] == _GREETING else None
-    except (ValueError, RecursionError):
-        greeting = None
-    if (
-        not isinstance(greeting, dict)
-        or greeting.get("version") != _VERSION
-        or not _is_address(greeting.get("address"))
-        or not re.fullmatch("[0-9a-f]{16}", str(greeting.get("token")))
-    ):
+def _token(greeting: Mapping[str, Any]) -> str:
+    token = str(greeting.get("token"))
+    if greeting.get("version") != _VERSION or not re.fullmatch("[0-9a-f]{16}", token):
         raise HandshakeError("what came is no greeting of a consumer", operation="lookup")
-    return greeting
+    return token
 
 
 def _channel(name: str, which: str) -> str:
     return f"lookup:{name}:{which}"
-
-
-def _is_address(text: object) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isprintable() and len(text) <= _MAX_ADDRESS
