@@ -282,6 +282,12 @@ def test_pipes_are_told_apart_by_name_and_by_life(ends):
         ends.far.accept_pipe(b"third", incarnation="x")
     assert ends.far.accept_pipe(b"third", incarnation=ends.near.incarnation, timeout_s=30).recv(30)[0] == b"3"
     assert ends.far.accept_pipe(b"second", timeout_s=30).recv(30)[0] == b"2"
+    bounded = ends.peer.open_pipe(b"bounded")
+    send(bounded, pattern(100_000))
+    with pytest.raises(pdkv.CapacityError, match="at most `99999` are taken"):
+        ends.far.accept_pipe(b"bounded", max_item_bytes=99_999, timeout_s=30).recv(30)
+    with pytest.raises(pdkv.CapacityError):
+        bounded.flush(30)
 
 
 def test_what_can_never_be_sent_is_refused_and_the_pipe_lives(ends):

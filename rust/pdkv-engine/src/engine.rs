@@ -289,7 +289,7 @@ impl Engine {
     }
 
     /// Accepts the oldest pipe of this name that a peer has opened, from this life of an engine if one is named. `None`
-    /// when none came within `wait`.
+    /// when none came within `wait`. An item of more than `max_item_bytes` ends the pipe.
     ///
     /// # Errors
     /// `Closed`, `Capacity` when the process has no descriptor left, `Unsupported` in a forked child.
@@ -297,9 +297,13 @@ impl Engine {
         &self,
         channel: &[u8],
         incarnation: Option<Incarnation>,
+        max_item_bytes: u64,
         wait: Duration,
     ) -> Result<Option<PipeReceiver>> {
-        self.shared().pipes.accept(self.shared(), channel, incarnation, wait)
+        let found = self.shared().pipes.accept(self.shared(), channel, incarnation, wait)?;
+        found
+            .map(|guest| PipeReceiver::new(self.shared(), guest, max_item_bytes))
+            .transpose()
     }
 
     /// The notifications that came since the last call, oldest first, each with its sender's name.

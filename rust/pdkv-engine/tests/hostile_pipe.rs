@@ -66,7 +66,10 @@ fn scene() -> Scene {
     let token = wire.shake_hands_as(hello_from_here()).token;
     let mut stream = join(engine.address().expect("listens"), token);
     say(&mut stream, &ToReceiver::Open { channel: b"p" });
-    let receiver = engine.accept_pipe(b"p", None, WAIT).expect("accepts").expect("in time");
+    let receiver = engine
+        .accept_pipe(b"p", None, u64::MAX, WAIT)
+        .expect("accepts")
+        .expect("in time");
     Scene {
         engine,
         wire,
@@ -150,7 +153,7 @@ fn what_no_sender_says_ends_the_pipe_and_nothing_else() {
         say(&mut again, &ToReceiver::Open { channel: b"again" });
         say(&mut again, &small(0));
         let other = engine
-            .accept_pipe(b"again", None, WAIT)
+            .accept_pipe(b"again", None, u64::MAX, WAIT)
             .expect("accepts")
             .expect("in time");
         assert_eq!(other.recv(WAIT).expect("receives").expect("in time").tag, b"small");
@@ -175,6 +178,30 @@ fn an_item_larger_than_the_host_is_no_allocation_and_no_loss() {
     }
     receiver.close();
     assert_eq!(answer(&mut stream).expect("told").0, 20);
+}
+
+#[test]
+fn an_item_larger_than_the_receiver_takes_ends_the_pipe_at_both_ends() {
+    let Scene {
+        engine,
+        wire: _wire,
+        token,
+        ..
+    } = scene();
+    let mut stream = join(engine.address().expect("listens"), token);
+    say(&mut stream, &ToReceiver::Open { channel: b"bounded" });
+    say(&mut stream, &large(0, &[100_001]));
+    let pipe = engine
+        .accept_pipe(b"bounded", None, 100_000, WAIT)
+        .expect("accepts")
+        .expect("in time");
+    let error = pipe.recv(WAIT).expect_err("too large");
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::Capacity, pdkv_core::Retry::Never)
+    );
+    assert!(!pipe.alive());
+    assert_eq!(answer(&mut stream).expect("told").0, 19);
 }
 
 #[test]
@@ -246,7 +273,7 @@ fn whoever_does_not_say_its_name_properly_is_no_pipe() {
     let silent: Vec<_> = (0..10).map(|_| join(address, token)).collect();
     let mut good = join(address, token);
     say(&mut good, &ToReceiver::Open { channel: b"good" });
-    let pipe = engine.accept_pipe(b"good", None, WAIT).expect("accepts");
+    let pipe = engine.accept_pipe(b"good", None, u64::MAX, WAIT).expect("accepts");
     assert!(pipe.is_some());
     drop(silent);
 }

@@ -42,7 +42,7 @@ fn scene_of(near: Engine, far: Engine) -> Scene {
 
 fn accept(engine: &Engine, channel: &[u8]) -> PipeReceiver {
     engine
-        .accept_pipe(channel, None, WAIT)
+        .accept_pipe(channel, None, u64::MAX, WAIT)
         .expect("accepts")
         .expect("in time")
 }
@@ -239,7 +239,11 @@ fn the_end_of_a_peer_is_the_end_of_its_pipes() {
     for pipe in [&sender, &waits] {
         assert!(matches!(sending_fails(pipe), ErrorKind::Closed | ErrorKind::PeerLost));
     }
-    assert!(far.accept_pipe(b"unaccepted", None, SHORT).expect("looks").is_none());
+    assert!(
+        far.accept_pipe(b"unaccepted", None, u64::MAX, SHORT)
+            .expect("looks")
+            .is_none()
+    );
 }
 
 #[test]
@@ -258,7 +262,11 @@ fn the_end_of_the_receivers_engine_is_an_error_of_the_sender() {
     assert!(matches!(kind, ErrorKind::Closed | ErrorKind::PeerLost));
     assert!(scene.sender.flushed(u64::MAX, WAIT).is_err());
     assert_eq!(
-        scene.far.accept_pipe(b"x", None, WAIT).expect_err("closed").kind(),
+        scene
+            .far
+            .accept_pipe(b"x", None, u64::MAX, WAIT)
+            .expect_err("closed")
+            .kind(),
         ErrorKind::Closed
     );
     assert!(scene.near.peers().is_empty());
@@ -324,7 +332,7 @@ fn unaccepted_pipes_are_few() {
     loop {
         let again = peer.open_pipe(b"again", 1).expect("opens");
         if far
-            .accept_pipe(b"again", None, Duration::from_secs(1))
+            .accept_pipe(b"again", None, u64::MAX, Duration::from_secs(1))
             .expect("looks")
             .is_some()
         {

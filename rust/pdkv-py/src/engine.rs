@@ -266,24 +266,27 @@ impl PyEngine {
     /// Args:
     ///     channel: The name.
     ///     incarnation: Only from this life of an engine; by default from whoever comes.
+    ///     max_item_bytes: A tensor of more bytes ends the pipe with a `CapacityError` at both ends; by default the
+    ///         memory of this host is the limit.
     ///     timeout_s: The longest to wait; `None` waits for ever.
     ///
     /// Raises:
     ///     TransferTimeoutError: None came in time.
     ///     ConfigError: The incarnation is none.
     ///     ClosedError: The engine is closed.
-    #[pyo3(signature = (channel, *, incarnation=None, timeout_s=None))]
+    #[pyo3(signature = (channel, *, incarnation=None, max_item_bytes=None, timeout_s=None))]
     fn accept_pipe(
         &self,
         py: Python<'_>,
         channel: &[u8],
         incarnation: Option<&str>,
+        #[pyo3(from_py_with = number::max_item_bytes)] max_item_bytes: Option<u64>,
         #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
     ) -> PyResult<PyPipeReceiver> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
         let life = enter::attached(py, || incarnation.map(read_incarnation).transpose())?;
         let engine = &self.0.engine;
-        let accept = |wait| engine.accept_pipe(channel, life, wait);
+        let accept = |wait| engine.accept_pipe(channel, life, max_item_bytes.unwrap_or(u64::MAX), wait);
         let Some(pipe) = enter::awaited(py, timeout, || accept(Duration::ZERO), accept)? else {
             let text = format!("nobody has opened the pipe `{}`", String::from_utf8_lossy(channel));
             return Err(errors::to_python(

@@ -77,6 +77,7 @@ optional! {
     Config {
         threads "threads" usize,
         tcp_streams "tcp_streams" usize,
+        max_item_bytes "max_item_bytes" u64,
     }
     Layout {
         num_tokens "num_tokens" u64,

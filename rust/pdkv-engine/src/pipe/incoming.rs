@@ -70,7 +70,7 @@ impl Drop for Seat<'_> {
 }
 
 impl Incoming {
-    pub(super) fn new(shared: &Arc<Shared>, guest: Guest) -> Result<Self> {
+    pub(super) fn new(shared: &Arc<Shared>, guest: Guest, max_item_bytes: u64) -> Result<Self> {
         Ok(Self {
             shared: Arc::clone(shared),
             peer: guest.peer,
@@ -81,7 +81,7 @@ impl Incoming {
             stream: Arc::new(guest.stream),
             wake: EventFd::new()?,
             cut: Mutex::default(),
-            desk: Mutex::new(Some(Box::new(Input::new()))),
+            desk: Mutex::new(Some(Box::new(Input::new(max_item_bytes)))),
             free: Condvar::new(),
             up: Upward::default(),
             slabs: Slabs::new(shared, guest.peer),
@@ -216,7 +216,7 @@ impl Incoming {
 
     /// Nothing more can come. The sender's memory of this pipe ends with its stream, or with its last word.
     fn finish(&self, input: &mut Input, error: Error) -> Error {
-        if error.kind() == ErrorKind::Integrity {
+        if matches!(error.kind(), ErrorKind::Integrity | ErrorKind::Capacity) {
             let refused = ToSender::Refused {
                 kind: error.kind(),
                 reason: error.message(),

@@ -4,7 +4,7 @@ use std::io::{ErrorKind as IoKind, Read};
 use std::net::TcpStream;
 
 use pdkv_core::pipe::{ItemHead, MAX_FRAME, ToReceiver};
-use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_core::{Error, ErrorKind, Result, Retry};
 
 use super::buffer::PipeBuffer;
 use super::landing::{Slab, Slabs};
@@ -46,6 +46,7 @@ pub(super) struct Input {
     end: usize,
     /// The next item's number.
     next: u64,
+    max_item_bytes: u64,
     pub(super) landing: Option<Landing>,
     /// Why nothing comes any more, once that is certain.
     pub(super) done: Option<Error>,
@@ -59,12 +60,13 @@ pub(super) enum Gulp {
 }
 
 impl Input {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(max_item_bytes: u64) -> Self {
         Self {
             buffer: vec![0; BUFFER].into_boxed_slice(),
             start: 0,
             end: 0,
             next: 0,
+            max_item_bytes,
             landing: None,
             done: None,
         }
@@ -119,6 +121,13 @@ impl Input {
                     return Err(Error::new(ErrorKind::Integrity, "pipe", text));
                 }
                 let nbytes = head.tensor.map_or(0, |tensor| tensor.nbytes);
+                if nbytes > self.max_item_bytes {
+                    let text = format!(
+                        "an item of `{nbytes}` bytes, at most `{}` are taken",
+                        self.max_item_bytes
+                    );
+                    return Err(Error::new(ErrorKind::Capacity, "recv", text).with_retry(Retry::Never));
+                }
                 let mut item = describe(&head);
                 match inline {
                     None if head.tensor.is_some() => {

@@ -14,7 +14,6 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::receiver::PipeReceiver;
 use super::upward::Upward;
 use super::{broken, misplaced};
 use crate::shared::{Shared, nanos};
@@ -41,7 +40,7 @@ pub(super) trait End: Send + Sync {
 }
 
 /// A pipe that nobody has accepted.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     pub(super) peer: PeerKey,
     pub(super) name: String,
     pub(super) incarnation: Incarnation,
@@ -260,7 +259,7 @@ impl Pipes {
         channel: &[u8],
         incarnation: Option<Incarnation>,
         wait: Duration,
-    ) -> Result<Option<PipeReceiver>> {
+    ) -> Result<Option<Guest>> {
         let fits = |guest: &Guest| guest.channel == channel && incarnation.is_none_or(|life| life == guest.incarnation);
         let deadline = Instant::now() + wait;
         let mut inner = self.lock();
@@ -270,7 +269,7 @@ impl Pipes {
                 let guest = inner.guests.remove(at);
                 inner.uncount(guest.peer);
                 drop(inner);
-                return PipeReceiver::new(shared, guest).map(Some);
+                return Ok(Some(guest));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -237,9 +237,10 @@ impl Pump<'_> {
         };
         let region = self.region(&place, &large)?;
         let moved = source.write(self.core, &large, &region, place.offset)?;
-        self.say(&ToReceiver::Placed { seq: large.seq })?;
+        let seq = large.seq;
+        // First, so that whoever has the item finds it counted, and its memory let go.
         self.core.queue.placed(large, moved.staged);
-        Ok(())
+        self.say(&ToReceiver::Placed { seq })
     }
 
     /// The receiver's region, once its advert is here.

@@ -33,8 +33,8 @@ pub struct PipeReceiver {
 }
 
 impl PipeReceiver {
-    pub(super) fn new(shared: &Arc<Shared>, guest: Guest) -> Result<Self> {
-        let core = Arc::new(Incoming::new(shared, guest)?);
+    pub(crate) fn new(shared: &Arc<Shared>, guest: Guest, max_item_bytes: u64) -> Result<Self> {
+        let core = Arc::new(Incoming::new(shared, guest, max_item_bytes)?);
         shared.pipes.enter(core.peer, &core);
         // A peer that was lost meanwhile has not heard of this pipe.
         if !shared.lock().peers.contains_key(&core.peer) {

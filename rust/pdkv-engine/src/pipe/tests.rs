@@ -39,7 +39,7 @@ fn within_an_item(far: &Engine, peer: &Peer) -> (TcpStream, super::PipeReceiver)
     };
     head.begin(&mut raw, false).unwrap();
     stream.write_all(&raw).unwrap();
-    let receiver = far.accept_pipe(b"p", None, WAIT).unwrap().unwrap();
+    let receiver = far.accept_pipe(b"p", None, u64::MAX, WAIT).unwrap().unwrap();
     let mut place = [0; 40];
     std::thread::scope(|scope| {
         scope.spawn(|| {
