@@ -114,8 +114,9 @@ class Shelf:
         """Whoever it was given to has it."""
         with self._lock:
             freed = self._unpin(entry) + self._remove(entry)
-        entry.end("taken")
+        # Whoever waits for its end finds the room there.
         self._room.give(freed)
+        entry.end("taken")
 
     def give_back(self, entry: Entry, *, pinned: bool = False) -> None:
         """Whoever it was given to does not have it: it goes back to its place, or to the first request that it matches.
@@ -134,9 +135,9 @@ class Shelf:
                 entry.out = False
                 self._index.put_back(entry.number)
                 pair = self._pair(entry)
+        self._room.give(freed)
         if dropped:
             entry.end("dropped")
-        self._room.give(freed)
         _deliver(entry, pair)
 
     def unpin(self, entry: Entry) -> None:
@@ -153,8 +154,8 @@ class Shelf:
                 entry.doomed = True
                 return
             freed = self._remove(entry)
-        entry.end("dropped")
         self._room.give(freed)
+        entry.end("dropped")
 
     def drain(self, timeout_s: float | None) -> bool:
         """Waits until there is no entry left; says whether there is none."""
@@ -180,8 +181,8 @@ class Shelf:
             gone = [entry for entry in self._entries.values() if not entry.out]
             freed = sum(self._remove(entry) for entry in gone)
         for entry in gone:
-            entry.end("dropped")
-        self._room.give(freed)
+            self._room.give(freed)
+        entry.end("dropped")
 
     # What follows is called with the lock held.
 
