@@ -45,7 +45,7 @@ venv: build ## Create .venv with the development tools and the package in it
 ucx: $(UCX_WHEELS) ## Install UCX to test with: the system's (by apt, as root) and wheels into .venv
 	@scripts/install-ucx.sh
 
-torch: $(DEPENDENCIES) ## Make .venv-torch, with torch and vLLM 0.8.5's classes to test with (1.4 GB)
+torch: $(DEPENDENCIES) ## Make .venv-torch, with torch and vLLM 0.8.5's classes to test with (1.2 GB)
 	@scripts/test-env.sh $(TORCH_VENV) tests/with_torch/requirements.txt $(VENV)
 
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv

@@ -5,11 +5,12 @@
 #
 # VENV gets exactly the pinned lines of REQUIREMENTS, from PyPI, without what they depend on: torch would bring 3 GB of
 # CUDA libraries, which stand-ins replace. What VENV hasn't, such as pytest, numpy and the pdkv of this tree, comes from
-# the environment BASE. A complete VENV of the same REQUIREMENTS is left as it is.
+# the environment BASE. A complete VENV of the same requirements, stand-ins and Python is left as it is. Needs a C
+# compiler and readelf where torch is among the requirements.
 set -euo pipefail
 venv=$1 requirements=$2 base=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stamp=$venv/.requirements
+stamp=$venv/.made-of
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 site_packages() {
@@ -25,11 +26,17 @@ put_on_top_of_base() {
     echo "import site; site.addsitedir('$(site_packages "$base")')" >"$file"
 }
 
-if cmp -s "$requirements" "$stamp"; then
+# What VENV is made of; when that changes it is made anew.
+made_of=$(cat "$requirements" "$here/cuda_standins.py" && "$base/bin/python" -VV)
+
+if [ "$made_of" = "$(cat "$stamp" 2>/dev/null)" ]; then
     put_on_top_of_base
     exit 0
 fi
 
+for tool in cc readelf; do
+    command -v "$tool" >/dev/null || { echo "stand-ins for CUDA need \`$tool\` to build" >&2; exit 1; }
+done
 echo "creating $venv with torch, which fetches and unpacks some hundred MB"
 start=$SECONDS
 rm -rf "$venv"
@@ -40,5 +47,5 @@ if [ -d "$(site_packages "$venv")/torch/lib" ]; then
     "$venv/bin/python" "$here/cuda_standins.py" "$(site_packages "$venv")"
 fi
 put_on_top_of_base
-cp "$requirements" "$stamp"
+echo "$made_of" >"$stamp"
 echo "$venv: $((SECONDS - start)) s, $(du -sm "$venv" | cut -f1) MB"

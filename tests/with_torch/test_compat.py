@@ -15,7 +15,7 @@ import pdkv
 from pdkv.compat import vllm_plugin, vllm_v0
 from pdkv.compat.v0_pipes import MooncakePipe
 from pdkv.lookup_buffer import SimpleBuffer
-from pdkv.pipe import BrokenPipeException, PdkvPipe
+from pdkv.pipe import BrokenPipeException, PdkvPipe, PipeConfig
 from with_torch.ports import free_ports
 from with_torch.scenarios import A, B, Scenario, consume, produce, vllm_config
 from with_torch.stub_model import Batch
@@ -77,6 +77,20 @@ SCENARIO = Scenario((Batch((A,)),), (Batch((A, B)),), (False,))
 def engine_v0(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V1", "0")
     vllm_v0.register()
+
+
+def test_vllms_own_configuration_is_understood_as_vllm_understands_it():
+    from vllm.config import KVTransferConfig
+
+    for rank, role in enumerate(("kv_producer", "kv_consumer", "kv_both")):
+        text = json.dumps({"kv_connector": "PyNcclConnector", "kv_role": role, "kv_rank": rank, "kv_parallel_size": 2})
+        theirs = KVTransferConfig.from_cli(text)
+        ours = PipeConfig.of(theirs)
+        assert ours == PipeConfig.from_cli(text)
+        facts = [*theirs.model_dump(), "is_kv_producer", "is_kv_consumer", "is_kv_transfer_instance"]
+        assert {name: getattr(ours, name) for name in facts} == {name: getattr(theirs, name) for name in facts}
+        for config in (ours, theirs):
+            assert config.get_from_extra_config("store_timeout", 7) == 7
 
 
 def test_install_and_uninstall_change_all_parts_and_put_them_back():

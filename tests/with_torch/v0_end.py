@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
 import torch
 
-from pdkv.pipe import BrokenPipeException
+from pdkv.compat import vllm_v0
+from pdkv.lookup_buffer import SimpleBuffer
+from pdkv.pipe import BrokenPipeException, PdkvPipe
 from with_torch import vllm_classes
 from with_torch.scenarios import SCENARIOS, consume, produce, vllm_config
 
 # What stands behind `--kv-transfer-config`; the ends differ in rank and role.
 FACES = {
     "their buffer over our pipes": "PyNcclConnector",
+    "their producer, our consumer": "PyNcclConnector",
+    "our producer, their consumer": "PyNcclConnector",
     "installed": "PyNcclConnector",
     "installed for mooncake": "MooncakeConnector",
     "connector": "PdkvConnector",
@@ -29,14 +33,19 @@ FACES = {
 BUFFER_BYTES = 64 << 20
 
 
-@contextmanager
-def face(name, folder, port):
-    """Puts pdkv where the face has it, while the block makes the connector and uses it."""
-    from pdkv.compat import vllm_v0
-    from pdkv.pipe import PdkvPipe
+TRANSFER = "vllm.distributed.kv_transfer"
 
-    if name == "their buffer over our pipes":
-        with mock.patch("vllm.distributed.kv_transfer.kv_pipe.pynccl_pipe.PyNcclPipe", PdkvPipe):
+
+@contextmanager
+def face(name, role, folder, port):
+    """Puts pdkv where the face has it, while the block makes the connector and uses it."""
+    if name.startswith(("their", "our")):
+        ours = f"our {role.removeprefix('kv_')}" in name
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch(f"{TRANSFER}.kv_pipe.pynccl_pipe.PyNcclPipe", PdkvPipe))
+            if ours:
+                place = f"{TRANSFER}.kv_connector.simple_connector.SimpleBuffer"
+                patches.enter_context(mock.patch(place, SimpleBuffer))
             yield
     elif name.startswith("installed"):
         config = Path(folder, f"mooncake-{os.getpid()}.json")
@@ -73,7 +82,7 @@ def main(name, role, port, folder, *names):
     vllm_classes.load()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     for number, scenario in enumerate(names or SCENARIOS):
-        with face(name, folder, int(port) + 2 * number):
+        with face(name, role, folder, int(port) + 2 * number):
             end = connector(name, SCENARIOS[scenario], role, int(port) + 2 * number)
             if role == "kv_producer":
                 produce(end, SCENARIOS[scenario])
@@ -84,7 +93,7 @@ def main(name, role, port, folder, *names):
 
 def close(end, name):
     """Ends a connector; vLLM's own can't be closed by its `close`."""
-    if name != "their buffer over our pipes":
+    if not name.startswith(("their", "our")):
         end.close()
         return
     for side in (end.producer_buffer, end.consumer_buffer):
