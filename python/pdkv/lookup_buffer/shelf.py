@@ -180,9 +180,9 @@ class Shelf:
                 entry.doomed = True
             gone = [entry for entry in self._entries.values() if not entry.out]
             freed = sum(self._remove(entry) for entry in gone)
+        self._room.give(freed)
         for entry in gone:
-            self._room.give(freed)
-        entry.end("dropped")
+            entry.end("dropped")
 
     # What follows is called with the lock held.
 
