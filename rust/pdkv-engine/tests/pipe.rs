@@ -310,6 +310,25 @@ fn a_sender_that_is_dropped_gives_up() {
 }
 
 #[test]
+fn a_pipe_that_was_given_up_does_not_stand_in_the_way_of_its_successor() {
+    let near = engine("near", OWN);
+    let far = engine("far", OWN);
+    let peer = near.connect(far.address().expect("listens"), WAIT).expect("connects");
+    let first = peer.open_pipe(b"same", 1).expect("opens");
+    send(&first, &bytes(10, 1), b"first");
+    drop(first);
+    let second = peer.open_pipe(b"same", 1).expect("opens");
+    send(&second, &bytes(10, 1), b"second");
+    // The farewell of the first must have come.
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(receive(&accept(&far, b"same")).tag, b"second");
+    // The end of the first is still to be had.
+    let over = accept(&far, b"same");
+    let kind = failure(|| over.recv(SHORT).map(drop));
+    assert_eq!(kind, ErrorKind::TransferCancelled);
+}
+
+#[test]
 fn unaccepted_pipes_are_few() {
     let near = engine("near", OWN);
     let far = engine("far", OWN);

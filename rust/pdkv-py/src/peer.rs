@@ -203,7 +203,7 @@ impl PyPeer {
 
     /// Opens a pipe to the peer, where `Engine.accept_pipe` accepts it under the same name.
     ///
-    /// Returns before it is accepted; what is sent meanwhile waits. A pipe that nobody accepts ends after five minutes.
+    /// Returns before it is accepted; what is sent meanwhile waits. A peer keeps 64 pipes that nobody has accepted.
     ///
     /// Args:
     ///     channel: The name, at most 128 bytes.

@@ -20,8 +20,6 @@ use crate::shared::{Shared, nanos};
 
 /// Pipes that one peer may have open and unaccepted.
 const MAX_GUESTS: usize = 64;
-/// How long a pipe waits to be accepted: what a peer waits at the most for the other side to start.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a peer may take to say what its pipe is called.
 const STEP: Duration = Duration::from_secs(5);
 /// How often memory that somebody may still be writing is looked at.
@@ -47,7 +45,6 @@ pub(crate) struct Guest {
     pub(super) same_host: bool,
     pub(super) channel: Vec<u8>,
     pub(super) stream: TcpStream,
-    since: Duration,
 }
 
 #[derive(Default)]
@@ -130,7 +127,7 @@ impl Seat {
     fn welcome(mut self, stream: TcpStream) -> Result<()> {
         let channel = name_of(&stream)?;
         stream.set_nonblocking(true).map_err(broken)?;
-        let (peer, now) = (self.peer, self.shared.clock.now());
+        let peer = self.peer;
         let known = {
             let state = self.shared.lock();
             let entry = state.peers.get(&peer);
@@ -155,12 +152,10 @@ impl Seat {
                 same_host,
                 channel,
                 stream,
-                since: now,
             });
             self.handed_on = true;
         }
         pipes.came.notify_all();
-        pipes.arm(&self.shared, now + PATIENCE);
         // Lost since it was looked up: then nobody else would send the guest away.
         if !self.shared.lock().peers.contains_key(&peer) {
             pipes.end(peer, &lost());
@@ -265,10 +260,12 @@ impl Pipes {
         let mut inner = self.lock();
         loop {
             shared.check_open("accept_pipe")?;
-            if let Some(at) = inner.guests.iter().position(fits) {
+            // One whose sender has given up is taken only when there is no other: it has an end to tell, and no item.
+            let alive = |guest: &Guest| fits(guest) && !has_hung_up(&guest.stream);
+            let guests = &inner.guests;
+            if let Some(at) = guests.iter().position(alive).or_else(|| guests.iter().position(fits)) {
                 let guest = inner.guests.remove(at);
                 inner.uncount(guest.peer);
-                drop(inner);
                 return Ok(Some(guest));
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -344,24 +341,15 @@ impl Pipes {
         (next != 0).then(|| Duration::from_nanos(next))
     }
 
-    /// Does what is due: receipts, guests that nobody wants, memory that nobody writes any more.
+    /// Does what is due: receipts, and memory that nobody writes any more.
     pub(crate) fn tick(&self, shared: &Arc<Shared>) {
         let now = shared.clock.now();
         if self.next_chore().is_none_or(|at| now < at) {
             return;
         }
         self.next.store(0, Ordering::Release);
-        let (old, ends, mut next) = {
-            let mut inner = self.lock();
-            let old = inner.take(|guest| guest.since + PATIENCE <= now);
-            let guests = inner.guests.iter().map(|guest| guest.since + PATIENCE).min();
-            let ends: Vec<_> = inner.ends.iter().filter_map(|(_, end)| end.upgrade()).collect();
-            (old, ends, guests)
-        };
-        for guest in old {
-            let reason = format!("nobody accepted it within {PATIENCE:?}");
-            refuse(&guest.stream, &Error::new(ErrorKind::TransferTimeout, "pipe", reason));
-        }
+        let ends: Vec<_> = self.lock().ends.iter().filter_map(|(_, end)| end.upgrade()).collect();
+        let mut next = None;
         for end in ends {
             next = [next, end.tick(now)].into_iter().flatten().min();
         }
