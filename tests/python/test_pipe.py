@@ -320,6 +320,29 @@ def test_close_says_what_the_other_end_did_not_take(pipes, end):
         left.close()
 
 
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_ends_that_close_without_receiving_do_not_wait_for_each_other(pipes, size):
+    outcome: list[object] = []
+
+    def close(pipe):
+        try:
+            pipe.close(None)
+        except BrokenPipeException as error:
+            outcome.append(error)
+
+    threads = [threading.Thread(target=close, args=(pipe,)) for pipe in pipes]
+    for pipe in pipes:
+        pipe.send_tensor(np.zeros(size))
+    # Both halves stand.
+    for pipe in pipes:
+        pipe._await_other_half()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(outcome) == 2
+
+
 def test_the_other_ends_abort_is_the_end(pipes):
     left, right = pipes
     left.send_tensor(np.arange(3))

@@ -39,6 +39,8 @@ _COUNT = struct.Struct("<cI")
 _MAX_TENSORS = 1 << 16
 # How often who waits for the other end's half looks whether there is another end.
 _LOOK_S = 0.25
+# How long an end that closes only delivers, before it tells the other end that it receives nothing more.
+_GRACE_S = 1.0
 # An item without a tensor.
 _NOTHING = Description(None, (), (), 0, 0, None)
 
@@ -220,7 +222,9 @@ class Pipe:
             raise self._translated(error) from error
 
     def close(self, timeout_s: float | None = 10.0) -> None:
-        """Delivers what was sent, tells the other end, and wakes whoever receives here. Doing it twice is no error.
+        """Delivers what was sent and receives nothing more; whoever receives here is woken. Twice is no error.
+
+        What the other end has sent and was not received here is dropped, and it is told so.
 
         Args:
             timeout_s: How long to wait for the other end to take what was sent; what it did not take is dropped.
@@ -232,8 +236,14 @@ class Pipe:
         if self._closed:
             return
         self._closed = True
+        until = _Until(timeout_s)
         try:
-            self._sender.close(timeout_s)
+            with suppress(TransferTimeoutError):
+                # The other end may answer what it gets now, and should hear of the end only after it.
+                self._sender.flush(min(_GRACE_S, until.left() or _GRACE_S))
+            # It may be closing, too: then neither waits for the other to receive.
+            self._end_receiving()
+            self._sender.close(until.left())
         except PdkvError as error:
             raise self._translated(error) from error
         finally:
@@ -243,6 +253,9 @@ class Pipe:
         """Ends both directions at once and drops what was not delivered."""
         self._closed = self._aborted = True
         self._sender.abort()
+        self._end_receiving()
+
+    def _end_receiving(self) -> None:
         receiver = self._receiver
         if receiver is None:
             # A half that nobody received from would be found by the next pipe of this name.
