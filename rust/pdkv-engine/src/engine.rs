@@ -359,7 +359,7 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     shared.pipes.close();
     shared.movers.close();
     wait_until(patience, || {
-        shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs()
+        shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut()
     });
     shared.ucx.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.

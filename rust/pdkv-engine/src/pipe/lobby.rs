@@ -54,7 +54,60 @@ struct Inner {
     counts: BTreeMap<PeerKey, usize>,
     ends: Vec<(PeerKey, Weak<dyn End>)>,
     /// Memory that a sender may be writing until its end of the stream closes.
-    shut: Vec<(Arc<TcpStream>, Arc<HostRegion>)>,
+    shut: Vec<Shut>,
+}
+
+/// Memory, and the stream whose end says that its sender writes no more.
+type Shut = (Arc<TcpStream>, Arc<HostRegion>);
+
+/// What engines that are gone could not give back: a sender that is stopped by a debugger, say, writes on when it goes
+/// on, into whatever has the address then.
+static LEFT: Mutex<Vec<Shut>> = Mutex::new(Vec::new());
+
+/// Gives back what is left of engines that are gone, as far as its senders are gone too.
+fn sweep() {
+    let over: Vec<_> = LEFT
+        .lock()
+        .expect("no holder panics")
+        .extract_if(.., |(stream, _)| is_over(stream))
+        .collect();
+    // Unmapped outside the lock.
+    drop(over);
+}
+
+/// How many pieces of memory outlive their engines.
+#[cfg(test)]
+pub(super) fn left() -> usize {
+    sweep();
+    LEFT.lock().expect("no holder panics").len()
+}
+
+/// Whether the other end of a stream is closed.
+fn is_over(mut stream: &TcpStream) -> bool {
+    let mut scrap = [0; 4096];
+    // What it still says is of no interest, and more than this comes another time.
+    for _ in 0..64 {
+        match stream.read(&mut scrap) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+    false
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        sweep();
+        if !self.shut.is_empty() {
+            tracing::warn!(
+                pieces = self.shut.len(),
+                "memory is kept: its senders may still write it"
+            );
+            LEFT.lock().expect("no holder panics").append(&mut self.shut);
+        }
+    }
 }
 
 /// The pipes of one engine.
@@ -318,6 +371,7 @@ impl Pipes {
 
     /// Keeps memory until the other end of the stream is closed.
     pub(super) fn quarantine(&self, shared: &Arc<Shared>, stream: Arc<TcpStream>, memory: Arc<HostRegion>) {
+        sweep();
         self.lock().shut.push((stream, memory));
         self.arm(shared, shared.clock.now() + WATCH);
     }
@@ -366,22 +420,14 @@ impl Pipes {
     }
 
     /// Takes out the memory whose writers have closed their end.
-    fn unshut(&self) -> Vec<(Arc<TcpStream>, Arc<HostRegion>)> {
-        let over = |stream: &TcpStream| {
-            let mut scrap = [0; 4096];
-            let mut reader = stream;
-            // What it still says is of no interest, and more than this comes another time.
-            for _ in 0..64 {
-                match reader.read(&mut scrap) {
-                    Ok(0) => return true,
-                    Ok(_) => {}
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
-                }
-            }
-            false
-        };
-        self.lock().shut.extract_if(.., |(stream, _)| over(stream)).collect()
+    fn unshut(&self) -> Vec<Shut> {
+        self.lock().shut.extract_if(.., |(stream, _)| is_over(stream)).collect()
+    }
+
+    /// Whether nobody can be writing into memory that receivers gave up.
+    pub(crate) fn none_shut(&self) -> bool {
+        drop(self.unshut());
+        self.lock().shut.is_empty()
     }
 
     /// How many pieces of memory wait for their writers to be gone.

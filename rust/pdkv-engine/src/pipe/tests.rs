@@ -81,6 +81,21 @@ fn memory_that_may_be_written_is_kept_until_the_writer_is_gone() {
 }
 
 #[test]
+fn memory_that_may_be_written_outlives_its_engine() {
+    let (near, far, peer) = pair();
+    let (stream, receiver) = within_an_item(&far, &peer);
+    far.close();
+    assert_eq!(far.shared().pipes.held(), 1, "its writer is there");
+    drop(receiver);
+    let shared = std::sync::Arc::downgrade(far.shared());
+    drop(far);
+    until(|| shared.strong_count() == 0);
+    assert_eq!(super::lobby::left(), 1);
+    drop((near, stream));
+    until(|| super::lobby::left() == 0);
+}
+
+#[test]
 fn memory_whose_writer_has_ended_is_not_kept() {
     let (_near, far, peer) = pair();
     let (stream, receiver) = within_an_item(&far, &peer);
