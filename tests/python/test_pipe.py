@@ -343,6 +343,24 @@ def test_ends_that_close_without_receiving_do_not_wait_for_each_other(pipes, siz
     assert len(outcome) == 2
 
 
+@pytest.mark.parametrize("error", [pdkv.TransferTimeoutError("soon"), pdkv.CapacityError("too much")])
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_ended_the_pipe_asks_for_no_second_try(pipes, error, alive):
+    class Half:
+        def recv(self, timeout_s):
+            raise error
+
+        def close(self):
+            pass
+
+    _, right = pipes
+    half = Half()
+    half.alive = alive
+    right._receiver = half
+    with pytest.raises(type(error) if alive else BrokenPipeException, match=error.message):
+        right.recv_tensor(WAIT_S)
+
+
 def test_the_other_ends_abort_is_the_end(pipes):
     left, right = pipes
     left.send_tensor(np.arange(3))

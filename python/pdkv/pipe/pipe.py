@@ -119,7 +119,7 @@ class Pipe:
             item = _NOTHING if tensor is None else describe(self._fetched(tensor, until))
             self._sender.send(_NONE if tensor is None else _TENSOR, *item, until.left())
         except PdkvError as error:
-            raise self._translated(error) from error
+            raise self._translated(error, self._sender) from error
         finally:
             self._sending.release()
 
@@ -182,7 +182,7 @@ class Pipe:
                 self._sender.abort()
                 raise
         except PdkvError as error:
-            raise self._translated(error) from error
+            raise self._translated(error, self._sender) from error
         finally:
             self._sending.release()
 
@@ -219,7 +219,7 @@ class Pipe:
         try:
             self._sender.flush(timeout_s)
         except PdkvError as error:
-            raise self._translated(error) from error
+            raise self._translated(error, self._sender) from error
 
     def close(self, timeout_s: float | None = 10.0) -> None:
         """Delivers what was sent and receives nothing more; whoever receives here is woken. Twice is no error.
@@ -245,7 +245,7 @@ class Pipe:
             self._end_receiving()
             self._sender.close(until.left())
         except PdkvError as error:
-            raise self._translated(error) from error
+            raise self._translated(error, self._sender) from error
         finally:
             self.abort()
 
@@ -313,7 +313,7 @@ class Pipe:
                 # In one native call: Python lets no signal in between receiving an item and keeping it.
                 self._held.extend(map(receiver.recv, (until.left(),)))
             except PdkvError as error:
-                raise self._translated(error) from error
+                raise self._translated(error, self._receiver) from error
             if len(self._held) > 1 and self._held[-1][0] not in (_TENSOR, _NONE):
                 raise self._garbage("a message ended before its last tensor")
 
@@ -382,12 +382,14 @@ class Pipe:
             receiver.close()
         return receiver
 
-    def _translated(self, error: PdkvError) -> PdkvError:
+    def _translated(self, error: PdkvError, half: PipeSender | PipeReceiver | None) -> PdkvError:
         """What is raised for a native error: the end of the pipe by its own name, everything else as it is."""
         ended_there = isinstance(error, ClosedError) and error.context.get("closed_by") == "peer"
         # Only aborting cancels, here or there.
         gave_up_there = isinstance(error, TransferCancelledError) and not self._aborted
-        if not (ended_there or gave_up_there or isinstance(error, PeerLostError)):
+        # Whatever the other end calls its reason, there is nothing to be tried again.
+        no_second_try = error.retryable and half is not None and not half.alive and not self._aborted
+        if not (ended_there or gave_up_there or no_second_try or isinstance(error, PeerLostError)):
             return error
         return BrokenPipeException(
             f"Connection closed by peer `{self._peer.name}`: {error.message}",
