@@ -70,7 +70,7 @@ class End:
 
     def select_blocks(self, count):
         """Selects blocks and pulls nothing; returns when it has been told where they are."""
-        self.selections.append(self.buffer._select(np.arange(count), None, blocks=True))
+        self.selections.append(self.buffer._select(np.arange(count), None, blocks=True).start())
         return self.hit()
 
     def hit(self):

@@ -128,7 +128,7 @@ def test_tickets_tell_when_blocks_may_be_used_again(world):
 
 def test_a_ticket_dropped_under_way_waits_for_the_consumer(world):
     ticket = world.producer.insert_blocks(tokens(16), world.source, [1])
-    selection = world.consumer._select(tokens(16), None, blocks=True)
+    selection = world.consumer._select(tokens(16), None, blocks=True).start()
     hit = selection.hit(20)
     ticket.drop()
     assert ticket.wait(0.01) == "waiting"

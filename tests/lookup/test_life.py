@@ -90,3 +90,61 @@ print(consumer.drop_select(np.arange(3))[0].tolist())
 def test_a_process_that_closes_nothing_ends_well():
     done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "[0, 1, 2, 3]\n"), done.stderr
+
+
+STORM = """
+import random, signal
+import numpy as np
+import pdkv
+from pdkv.lookup_buffer import LookupBuffer
+
+
+class Stop(Exception):
+    pass
+
+
+armed = False
+
+
+def stop(*_):
+    if armed:
+        raise Stop
+
+
+signal.signal(signal.SIGALRM, stop)
+random.seed(5)
+buffer = LookupBuffer(max_bytes=100_000)
+
+
+def stormy(call):
+    "Calls, and interrupts the call at some moment."
+    global armed
+    signal.setitimer(signal.ITIMER_REAL, random.random() * 300e-6 + 1e-6)
+    try:
+        armed = True
+        try:
+            return call()
+        finally:
+            armed = False
+    except (Stop, pdkv.TransferTimeoutError):
+        return None
+
+
+got = 0
+for number in range(1500):
+    stormy(lambda: buffer.insert(np.array([number % 7, 1]), None, np.zeros(3), None, None, timeout_s=0.01))
+    if number % 3 == 0:
+        got += stormy(lambda: buffer.drop_select(np.array([number % 5]), timeout_s=0.001)) is not None
+shelf = buffer._shelves[False]
+inside = list(shelf._entries.values())
+assert len(inside) > 100 and got > 50, (len(inside), got)
+counted = buffer.used_bytes == sum(entry.nbytes for entry in inside)
+print(len(buffer) == len(inside), counted, len(shelf._waiting), len(buffer._room._queue))
+buffer.insert(np.array([99]), None, None, None, None)
+print(buffer.drop_select(np.array([99]), timeout_s=5)[0].tolist())
+"""
+
+
+def test_interrupts_at_any_moment_leave_the_buffer_whole():
+    done = subprocess.run([sys.executable, "-c", STORM], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "True True 0 0\n[99]\n"), done.stderr

@@ -81,7 +81,7 @@ def heard(pipe):
 def test_an_entry_is_gone_when_the_consumer_has_said_so(ends):
     remote = ends.remote()
     ends.insert(1, 2)
-    selection = remote.select(ints(1), longest=False, blocks=False)
+    selection = remote.select(ints(1), longest=False, blocks=False).start()
     assert selection.hit(20).matched == 1
     assert (len(ends.buffer), ends.buffer.used_bytes) == (0, 48)
     assert selection.wait(20)[0].tolist() == [1, 2]
@@ -91,7 +91,7 @@ def test_an_entry_is_gone_when_the_consumer_has_said_so(ends):
 
 def test_a_miss_waits_and_peek_does_not(ends):
     remote = ends.remote()
-    waiting = remote.select(ints(5), longest=False, blocks=False)
+    waiting = remote.select(ints(5), longest=False, blocks=False).start()
     assert remote.peek(ints(5), longest=False, blocks=False, timeout_s=20) is None
     ends.insert(5, 6)
     assert waiting.wait(20)[0].tolist() == [5, 6]
@@ -106,14 +106,14 @@ def test_a_cancelled_request_gives_its_entry_to_others(ends, found):
     remote, other = ends.remote(), ends.remote()
     if found:
         ends.insert(1)
-    selection = remote.select(ints(1), longest=False, blocks=False)
+    selection = remote.select(ints(1), longest=False, blocks=False).start()
     if found:
         selection.hit(20)
     selection.cancel()
     remote.peek(None, longest=False, blocks=False, timeout_s=20)  # whatever was said before has been heard
     if not found:
         ends.insert(1)
-    assert other.select(ints(1), longest=False, blocks=False).wait(20)[0].tolist() == [1]
+    assert other.select(ints(1), longest=False, blocks=False).start().wait(20)[0].tolist() == [1]
     until(lambda: ends.buffer.used_bytes == 0, "the end of the entry")
     remote.close()
     other.close()
@@ -140,11 +140,11 @@ def test_a_consumer_that_dies_between_match_and_taken_loses_nothing(ends):
     ends.insert(2)
     ask(pipe, 0)
     assert heard(pipe)[0].kind is Kind.HIT
-    waiting = other.select(ints(1), longest=False, blocks=False)
+    waiting = other.select(ints(1), longest=False, blocks=False).start()
     assert not waiting.done
     pipe.abort()
     assert waiting.wait(20)[0].tolist() == [1]
-    assert other.select(None, longest=False, blocks=False).wait(20)[0].tolist() == [2]
+    assert other.select(None, longest=False, blocks=False).start().wait(20)[0].tolist() == [2]
     other.close()
 
 
@@ -193,7 +193,7 @@ def test_a_consumer_that_talks_nonsense_is_cut_off_and_hurts_nobody(ends, garbag
     pipe.send_message(garbage)
     pipe.served.join(20)
     assert not pipe.served.is_alive()
-    found = [other.select(None, longest=False, blocks=False).wait(20)[0].tolist() for _ in range(2)]
+    found = [other.select(None, longest=False, blocks=False).start().wait(20)[0].tolist() for _ in range(2)]
     assert found == [[1], [2]]
     other.close()
 
@@ -245,7 +245,7 @@ def test_requests_of_too_many_tokens_are_refused(ends, monkeypatch):
 def test_a_forged_answer_ends_the_connection_and_every_wait(forged):
     ours, theirs = fake_pair()
     remote = Remote(theirs, "producer")
-    selections = [remote.select(ints(1), longest=False, blocks=False) for _ in range(2)]
+    selections = [remote.select(ints(1), longest=False, blocks=False).start() for _ in range(2)]
     ours.send_message(forged, [None] * 5 if forged[0] == Kind.HIT else [])
     for selection in selections:
         with pytest.raises(pdkv.IntegrityError):
@@ -329,7 +329,7 @@ def test_a_consumer_that_talks_of_other_things_is_cut_off_as_well(ends, monkeypa
 
 def test_an_error_that_is_kept_is_raised_as_new_each_time(ends):
     remote = ends.remote()
-    waiting = remote.select(ints(1), longest=False, blocks=False)
+    waiting = remote.select(ints(1), longest=False, blocks=False).start()
     remote.close()
     stacks = set()
     for _ in range(20):
@@ -342,7 +342,7 @@ def test_an_error_that_is_kept_is_raised_as_new_each_time(ends):
 
 def test_close_of_the_producer_ends_the_waits_of_consumers(ends):
     remote = ends.remote()
-    waiting = remote.select(ints(1), longest=False, blocks=False)
+    waiting = remote.select(ints(1), longest=False, blocks=False).start()
     ends.buffer.close()
     for session in list(ends.buffer._sessions):
         session.say_goodbye()
@@ -356,7 +356,7 @@ def test_many_consumers_share_what_is_inserted(ends):
     found = []
 
     def consume(remote):
-        while (token := remote.select(None, longest=False, blocks=False).wait(60)[0][0]) >= 0:
+        while (token := remote.select(None, longest=False, blocks=False).start().wait(60)[0][0]) >= 0:
             found.append(int(token))
 
     threads = [threading.Thread(target=consume, args=(remote,), daemon=True) for remote in remotes]

@@ -197,11 +197,16 @@ class LookupBuffer:
         keys, once = self._keys(tokens, roi, "drop_select"), timeout_s is not None and timeout_s <= 0
         with self._select(keys, match, blocks=False, once=once) as selection:
             # Asking once takes as long as the answer does.
-            return selection.wait(self._timeout_s if once else timeout_s)
+            return selection.start().wait(self._timeout_s if once else timeout_s)
 
     def select(self, tokens: Any | None, roi: Any | None = None, *, match: str | None = None) -> Selection:
         """Begins a `drop_select` and returns at once; the result is waited for, or it is cancelled."""
-        return self._select(self._keys(tokens, roi, "drop_select"), match, blocks=False)
+        selection = self._select(self._keys(tokens, roi, "drop_select"), match, blocks=False)
+        try:
+            return selection.start()
+        except BaseException:
+            selection.cancel()
+            raise
 
     def drop_select_into(
         self,
@@ -247,7 +252,7 @@ class LookupBuffer:
         options = {"require": require, "require_direct": require_direct, "timeout_s": pull_timeout_s}
         once = timeout_s is not None and timeout_s <= 0
         with self._select(keys, match, blocks=True, once=once) as selection:
-            hit = selection.hit(self._timeout_s if once else timeout_s)
+            hit = selection.start().hit(self._timeout_s if once else timeout_s)
             found = pull(hit, kv_cache, block_ids, self._peer, **options)
             selection.take()
         return found
@@ -313,12 +318,8 @@ class LookupBuffer:
             raise UnsupportedError(
                 "this end is a consumer", operation=operation, hint="insert at the end that was made without a `peer`"
             )
-        self._room.take(entry.nbytes, timeout_s, operation)
-        try:
-            self._shelves[blocks].put(entry, operation)
-        except BaseException:
-            self._room.give(entry.nbytes)
-            raise
+        shelf = self._shelves[blocks]
+        self._room.admit(entry.nbytes, lambda: shelf.put(entry, operation), timeout_s, operation)
 
     def _select(self, keys: Any | None, match: str | None, *, blocks: bool, once: bool = False) -> Selection:
         longest = self._how(match)

@@ -5,9 +5,9 @@ An entry knows neither its order nor who waits for it. Its tensors are the calle
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
+from pdkv.lookup_buffer.calm import Gate
 from pdkv.lookup_buffer.tensors import check_sendable, keys_of, nbytes_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Entry:
         self.number = -1
         self.pins = 1
         self.out = self.doomed = False
-        self._ended = threading.Event()
+        self._ended = Gate()
         self._fate = "waiting"
 
     def lend(self, lease_s: float) -> Export | None:  # noqa: ARG002 - for entries that are blocks
@@ -57,7 +57,7 @@ class Entry:
     def end(self, fate: str) -> None:
         """It left the buffer."""
         self._fate = fate
-        self._ended.set()
+        self._ended.open()
 
     def wait(self, timeout_s: float | None) -> str:
         """Waits until it has left the buffer; returns its fate."""

@@ -28,14 +28,17 @@ class _Hit:
 
 
 def ask(shelf: Shelf, keys: Any | None, *, longest: bool, once: bool = False) -> Selection:
-    """Asks for an entry; `keys` of `None` takes any, and `once` does not wait for one."""
-    selection = Selection(lambda: shelf.withdraw(request))
+    """Makes a request; `keys` of `None` takes any entry, and `once` does not wait for one."""
+
+    def begin() -> None:
+        if not shelf.ask(request, once=once):
+            selection.settle(nothing_matched(0))
+
+    selection = Selection(begin, lambda: shelf.withdraw(request))
     request = Request(
         keys,
         longest=longest,
         deliver=lambda entry, matched: selection.settle(_Hit(shelf, entry, matched)),
         fail=selection.settle,
     )
-    if not shelf.ask(request, once=once):
-        selection.settle(nothing_matched(0))
     return selection

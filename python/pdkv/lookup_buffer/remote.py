@@ -22,6 +22,7 @@ from pdkv.errors import (
     TransferCancelledError,
     TransferTimeoutError,
 )
+from pdkv.lookup_buffer.calm import Gate
 from pdkv.lookup_buffer.selection import Selection, fresh, nothing_matched
 from pdkv.lookup_buffer.server import MessagePipe
 from pdkv.lookup_buffer.tensors import check_match
@@ -72,9 +73,14 @@ class Remote:
         self._thread.start()
 
     def select(self, keys: Any | None, *, longest: bool, blocks: bool, once: bool = False) -> Selection:
-        """Asks for an entry; `keys` of `None` takes any, and `once` does not wait for one."""
+        """Makes a request; `keys` of `None` takes any entry, and `once` does not wait for one."""
         number = -1
-        selection = Selection(lambda: self._cancel(number))
+
+        def begin() -> None:
+            nonlocal number
+            number = self._ask(Kind.SELECT, keys, LONGEST * longest | BLOCKS * blocks | ONCE * once, b"", answered)
+
+        selection = Selection(begin, lambda: self._cancel(number))
 
         def answered(answer: Word | PdkvError, tensors: list[Any]) -> None:
             if isinstance(answer, PdkvError):
@@ -91,7 +97,6 @@ class Remote:
             else:
                 raise IntegrityError("a miss came that nobody asked for", operation="lookup")
 
-        number = self._ask(Kind.SELECT, keys, LONGEST * longest | BLOCKS * blocks | ONCE * once, b"", answered)
         return selection
 
     def peek(self, keys: Any | None, *, longest: bool, blocks: bool, timeout_s: float | None) -> int | None:
@@ -107,12 +112,12 @@ class Remote:
         Raises:
             TransferTimeoutError: The answer did not come in time; it is ignored when it comes.
         """
-        there = threading.Event()
+        there = Gate()
         found = list[tuple[Word | PdkvError, list[Any]]]()
 
         def answered(answer: Word | PdkvError, tensors: list[Any]) -> None:
             found.append((answer, tensors))
-            there.set()
+            there.open()
 
         self._ask(kind, keys, number, tail, answered)
         if not there.wait(timeout_s):
@@ -160,6 +165,8 @@ class Remote:
         return request
 
     def _cancel(self, number: int) -> None:
+        if number < 0:
+            return  # it was never asked
         with suppress(PdkvError):  # a connection that broke has ended the request already
             self.say(Word(Kind.CANCEL, number))
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pdkv.errors import ClosedError, PdkvError, TransferCancelledError, TransferTimeoutError
+from pdkv.lookup_buffer.calm import Gate, calmly
 
 __all__ = ["Hit", "Selection", "fresh", "nothing_matched"]
 
@@ -64,12 +65,17 @@ class Selection:
     end unless the entry was taken. All methods may be called from any thread.
     """
 
-    def __init__(self, withdraw: Callable[[], object]) -> None:
-        self._withdraw = withdraw
+    def __init__(self, begin: Callable[[], None], withdraw: Callable[[], object]) -> None:
+        self._begin, self._withdraw = begin, withdraw
         self._lock = threading.Lock()
-        self._event = threading.Event()
+        self._gate = Gate()
         self._answer: Hit | PdkvError | None = None
         self._state = "open"  # then `taken` or `cancelled`
+
+    def start(self) -> Self:
+        """Asks. Whoever is interrupted in this cancels."""
+        calmly(self._begin)
+        return self
 
     def settle(self, answer: Hit | PdkvError) -> None:
         """Brings the answer; called once, from whatever thread has it."""
@@ -79,12 +85,12 @@ class Selection:
                 self._answer = answer
         if late and not isinstance(answer, PdkvError):
             answer.give_back()
-        self._event.set()
+        self._gate.open()
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return or raise at once."""
-        return self._event.is_set()
+        return self._gate.is_open
 
     @property
     def cancelled(self) -> bool:
@@ -97,7 +103,7 @@ class Selection:
         Raises:
             As `wait`.
         """
-        if not self._event.wait(timeout_s):
+        if not self._gate.wait(timeout_s):
             raise nothing_matched(timeout_s)
         with self._lock:
             if self._state == "cancelled":
@@ -115,6 +121,9 @@ class Selection:
             TransferCancelledError: It was cancelled meanwhile.
             PeerLostError: The producer could not be told, and keeps the entry.
         """
+        calmly(self._take)
+
+    def _take(self) -> None:
         with self._lock:
             hit = self._answer
             if self._state != "open" or hit is None or isinstance(hit, PdkvError):
@@ -143,11 +152,14 @@ class Selection:
 
         Whoever waits gets `TransferCancelledError`, and an entry that was found goes back to its place.
         """
+        calmly(self._cancel)
+
+    def _cancel(self) -> None:
         with self._lock:
             if self._state != "open":
                 return
             answer, self._answer, self._state = self._answer, None, "cancelled"
-        self._event.set()
+        self._gate.open()
         if answer is None:
             self._withdraw()
         elif not isinstance(answer, PdkvError):

@@ -86,14 +86,9 @@ class SimpleBuffer:
         tensors = (input_tokens, roi, key, value, hidden)
         entry = Entry([_clone(tensor) for tensor in tensors] if self._clone else tensors, "insert")
         try:
-            self._room.take(entry.nbytes, None, "insert")
+            self._room.admit(entry.nbytes, lambda: self._shelf.put(entry, "insert"), None, "insert")
         except ClosedError:
             self._check()
-            raise
-        try:
-            self._shelf.put(entry, "insert")
-        except BaseException:
-            self._room.give(entry.nbytes)
             raise
         with self._lock:
             if self._thread is None:
@@ -197,7 +192,7 @@ class SimpleBuffer:
         keys = None if tokens is None else keys_of(tokens, roi, "drop_select")
         # What could not be sent whole goes back to its place.
         with ask(self._shelf, keys, longest=False) as selection:
-            tensors = list(selection.hit().tensors)
+            tensors = list(selection.start().hit().tensors)
             tensors[1] = _floats(tensors[1])
             for tensor in tensors:
                 self.data_pipe.send_tensor(tensor)

@@ -23,6 +23,7 @@ from pdkv.errors import (
     TransferCancelledError,
     UnsupportedError,
 )
+from pdkv.lookup_buffer.calm import calmly
 from pdkv.lookup_buffer.link import Door, check_name, reach
 from pdkv.lookup_buffer.remote import Remote
 from pdkv.lookup_buffer.server import MessagePipe
@@ -142,6 +143,9 @@ class KVStore:
                 retryable=False,
                 hint="make the store with a larger `max_bytes`",
             )
+        calmly(self._keep, key, value, nbytes)
+
+    def _keep(self, key: str, value: Any, nbytes: int) -> None:
         with self._lock:
             self._check("put")
             self._forget(key)
@@ -185,6 +189,9 @@ class KVStore:
 
     def remove(self, key: str) -> bool:
         """Removes what this store keeps under a name; says whether there was anything. Peers keep theirs."""
+        return calmly(self._remove, key)
+
+    def _remove(self, key: str) -> bool:
         with self._lock:
             self._check("remove")
             return self._forget(key)
