@@ -35,6 +35,7 @@ CALLS = [
     ("threads", pdkv.ConfigError, lambda e, c, r, n: pdkv.Engine("bad", threads=n)),
     ("tcp_streams", pdkv.ConfigError, lambda e, c, r, n: pdkv.Engine("bad", tcp_streams=n)),
     ("nbytes", pdkv.ConfigError, lambda e, c, r, n: e.allocate(n)),
+    ("max_item_bytes", pdkv.ConfigError, lambda e, c, r, n: e.accept_pipe(b"", max_item_bytes=n, timeout_s=0)),
     ("block_tokens", pdkv.LayoutError, lambda e, c, r, n: e.register_kv_cache([], block_tokens=n)),
     ("block_tokens", pdkv.LayoutError, lambda e, c, r, n: pdkv.resolve_layout([], layout="BC", block_tokens=n)),
     ("num_tokens", pdkv.LayoutError, lambda e, c, r, n: c.export([1], num_tokens=n)),

@@ -300,11 +300,16 @@ def test_what_can_never_be_sent_is_refused_and_the_pipe_lives(ends):
         (b"", "float32", (2,), (1,), 0, pdkv.LayoutError),
         (b"", "float32", (1 << 62, 2), (1, 1), 4, pdkv.LayoutError),
         (b"", "float32", (1,), (1,), 4, pdkv.RegionError),
+        (b"", "float32", (1 << 70,), (1,), 4, pdkv.LayoutError),
+        (b"", "float32", (1,), (1 << 70,), 4, pdkv.LayoutError),
+        (b"", "float32", (1,), (1,), -4, pdkv.LayoutError),
     ]:
         with pytest.raises(error):
             ends.sender.send(tag, dtype, shape, strides, itemsize, 0, None)
     with pytest.raises(pdkv.CapacityError):
         ends.peer.open_pipe(b"x" * 129)
+    with pytest.raises(pdkv.ConfigError):
+        ends.peer.open_pipe(b"x", limit_bytes=-1)
     send(ends.sender, pattern(10), tag=b"fine")
     assert receive(ends.receiver)[0] == b"fine"
 

@@ -322,10 +322,23 @@ fn a_pipe_that_was_given_up_does_not_stand_in_the_way_of_its_successor() {
     // The farewell of the first must have come.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(receive(&accept(&far, b"same")).tag, b"second");
-    // The end of the first is still to be had.
-    let over = accept(&far, b"same");
-    let kind = failure(|| over.recv(SHORT).map(drop));
-    assert_eq!(kind, ErrorKind::TransferCancelled);
+    assert!(
+        far.accept_pipe(b"same", None, u64::MAX, SHORT)
+            .expect("looks")
+            .is_none()
+    );
+    // Without a successor, its end is to be had, after a moment or at once.
+    for wait in [WAIT, Duration::ZERO] {
+        let third = peer.open_pipe(b"same", 1).expect("opens");
+        send(&third, &bytes(10, 1), b"third");
+        drop(third);
+        std::thread::sleep(Duration::from_millis(100));
+        let over = far
+            .accept_pipe(b"same", None, u64::MAX, wait)
+            .expect("looks")
+            .expect("is there");
+        assert_eq!(failure(|| over.recv(SHORT).map(drop)), ErrorKind::TransferCancelled);
+    }
 }
 
 #[test]

@@ -287,7 +287,7 @@ impl PyEngine {
         let life = enter::attached(py, || incarnation.map(read_incarnation).transpose())?;
         let engine = &self.0.engine;
         let accept = |wait| engine.accept_pipe(channel, life, max_item_bytes.unwrap_or(u64::MAX), wait);
-        let Some(pipe) = enter::awaited(py, timeout, || accept(Duration::ZERO), accept)? else {
+        let Some(pipe) = enter::awaited(py, timeout, || Ok(None), accept)? else {
             let text = format!("nobody has opened the pipe `{}`", String::from_utf8_lossy(channel));
             return Err(errors::to_python(
                 py,

@@ -95,6 +95,17 @@ pub(crate) fn layers(object: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> 
     Ok(Some((layer(&first)?, layer(&count)?)))
 }
 
+/// Reads the extents or the strides of a tensor.
+pub(crate) fn extents(object: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    object.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(object.py()) {
+            return error;
+        }
+        let text = format!("`{object}` holds numbers that no tensor has");
+        errors::to_python(object.py(), &Error::new(ErrorKind::Layout, "send", text))
+    })
+}
+
 /// Reads seconds. What is too large for a float becomes infinite, which `enter::duration` refuses by name.
 pub(crate) fn seconds(object: &Bound<'_, PyAny>) -> PyResult<f64> {
     object.extract().or_else(|error: PyErr| {

@@ -11,9 +11,10 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::guest::Guest;
 use super::input::{Counted, Gulp, Input, Step};
 use super::landing::Slabs;
-use super::lobby::{End, Guest};
+use super::lobby::End;
 use super::receiver::PipeItem;
 use super::upward::Upward;
 use super::{PipeStats, broken};

@@ -9,6 +9,7 @@
 //! engine keeps of them ([`lobby`]).
 
 mod buffer;
+mod guest;
 mod incoming;
 mod input;
 mod landing;
@@ -23,7 +24,8 @@ mod upward;
 use pdkv_core::{Error, ErrorKind};
 
 pub use buffer::PipeBuffer;
-pub(crate) use lobby::{Pipes, arrive};
+pub(crate) use guest::arrive;
+pub(crate) use lobby::Pipes;
 pub use receiver::{PipeItem, PipeReceiver};
 pub use sender::{PipeSender, PipeTensor};
 

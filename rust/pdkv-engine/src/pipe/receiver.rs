@@ -9,8 +9,9 @@ use pdkv_core::id::Incarnation;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::buffer::PipeBuffer;
+use super::guest::Guest;
 use super::incoming::Incoming;
-use super::lobby::{End, Guest};
+use super::lobby::End;
 use super::{PipeStats, closed_here};
 use crate::shared::Shared;
 
