@@ -98,6 +98,16 @@ fn failure(mut look: impl FnMut() -> pdkv_core::Result<()>) -> ErrorKind {
     }
 }
 
+/// Aborts a pipe and waits until its stream is closed.
+fn give_up(pipe: &PipeSender) {
+    pipe.abort();
+    assert_eq!(
+        pipe.closed(WAIT).expect_err("something was lost").kind(),
+        ErrorKind::TransferCancelled
+    );
+    assert!(pipe.closed(WAIT).expect("told"));
+}
+
 fn sending_fails(pipe: &PipeSender) -> ErrorKind {
     failure(|| pipe.send_small(b"", None, SHORT, &|_| Ok(())).map(drop))
 }
@@ -316,11 +326,9 @@ fn a_pipe_that_was_given_up_does_not_stand_in_the_way_of_its_successor() {
     let peer = near.connect(far.address().expect("listens"), WAIT).expect("connects");
     let first = peer.open_pipe(b"same", 1).expect("opens");
     send(&first, &bytes(10, 1), b"first");
-    drop(first);
+    give_up(&first);
     let second = peer.open_pipe(b"same", 1).expect("opens");
     send(&second, &bytes(10, 1), b"second");
-    // The farewell of the first must have come.
-    std::thread::sleep(Duration::from_millis(100));
     assert_eq!(receive(&accept(&far, b"same")).tag, b"second");
     assert!(
         far.accept_pipe(b"same", None, u64::MAX, SHORT)
@@ -331,7 +339,7 @@ fn a_pipe_that_was_given_up_does_not_stand_in_the_way_of_its_successor() {
     for wait in [WAIT, Duration::ZERO] {
         let third = peer.open_pipe(b"same", 1).expect("opens");
         send(&third, &bytes(10, 1), b"third");
-        drop(third);
+        give_up(&third);
         std::thread::sleep(Duration::from_millis(100));
         let over = far
             .accept_pipe(b"same", None, u64::MAX, wait)

@@ -16,6 +16,8 @@ use crate::shared::Shared;
 const LEAST: u64 = 128 << 10;
 /// Bytes kept for the next items.
 const KEEP: u64 = 1 << 30;
+/// Slabs of at most half this size share a descriptor: an application may hold thousands of tensors.
+const ARENA: u64 = 64 << 20;
 /// Free memory of the host that no item may take.
 const SPARE: u64 = 256 << 20;
 
@@ -32,6 +34,8 @@ struct State {
     free: Vec<Slab>,
     /// Those the application has.
     lent: Vec<Arc<LocalRegion>>,
+    /// What the next small slab is cut from, and how much of it is.
+    arena: Option<(Arc<HostRegion>, u64)>,
     closed: bool,
 }
 
@@ -82,8 +86,7 @@ impl Slabs {
                 return Ok(state.free.remove(at));
             }
         }
-        check_room(want)?;
-        let memory = HostRegion::allocate(want, HugePages::Try)?;
+        let memory = self.carve(want)?;
         let closed = || Error::new(ErrorKind::Closed, "recv", "the engine is gone");
         let shared = self.shared.upgrade().ok_or_else(closed)?;
         let region = shared.announce_to(self.peer, "recv", |registry| {
@@ -96,6 +99,30 @@ impl Slabs {
             (region, advertise)
         })?;
         Ok(Slab { region })
+    }
+
+    /// Fresh memory: for a large slab its own, for a small one a part of what many share. What they share doubles
+    /// each time, so that a pipe with few items takes little.
+    fn carve(&self, len: u64) -> Result<Arc<HostRegion>> {
+        if len > ARENA / 2 {
+            check_room(len)?;
+            return HostRegion::allocate(len, HugePages::Try);
+        }
+        let last = self.lock().arena.take();
+        let size = match last {
+            Some((arena, used)) if arena.len() - used >= len => {
+                let part = arena.part(used, len)?;
+                self.lock().arena = Some((arena, used + len));
+                return Ok(part);
+            }
+            Some((arena, _)) => (2 * arena.len()).clamp(len, ARENA),
+            None => len,
+        };
+        check_room(size)?;
+        let arena = HostRegion::allocate(size, HugePages::Try)?;
+        let part = arena.part(0, len)?;
+        self.lock().arena = Some((arena, len));
+        Ok(part)
     }
 
     /// Lends a slab to the application.
@@ -139,9 +166,11 @@ impl Slabs {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        let arena = state.arena.take();
         let free = std::mem::take(&mut state.free).into_iter().map(|slab| slab.region);
         let regions = free.chain(std::mem::take(&mut state.lent)).collect();
         drop(state);
+        drop(arena);
         self.forget(regions);
     }
 
