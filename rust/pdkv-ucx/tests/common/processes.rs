@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use pdkv_ucx::{
     Context, Delivery, Endpoint, ErrorMode, Features, Inbox, InboxLimits, MemoryHandle, Piece, PieceMemory, RemoteKey,
@@ -88,12 +89,26 @@ impl Drop for Far {
 }
 
 impl Far {
+    /// Sends a signal; one that stops the process is awaited, since its threads stop one after the other.
     pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill")
             .args([format!("-{name}"), self.0.id().to_string()])
             .status()
             .unwrap();
         assert!(kill.success());
+        let start = Instant::now();
+        while name == "STOP" && !self.stopped() {
+            assert!(start.elapsed() < PATIENCE, "it never stopped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        let stopped = |task: std::fs::DirEntry| {
+            std::fs::read_to_string(task.path().join("status")).is_ok_and(|status| status.contains("T (stopped)"))
+        };
+        tasks.map(Result::unwrap).all(stopped)
     }
 }
 
