@@ -219,8 +219,9 @@ def test_drain_waits_until_all_is_taken(buffer):
     ],
 )
 def test_what_is_no_entry_is_refused_and_takes_no_room(buffer, tokens, roi, key):
-    with pytest.raises(pdkv.LayoutError):
+    with pytest.raises(pdkv.LayoutError) as caught:
         buffer.insert(tokens, roi, key, None, None)
+    assert caught.value.operation == "insert"
     assert (len(buffer), buffer.used_bytes) == (0, 0)
 
 

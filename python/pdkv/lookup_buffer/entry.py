@@ -36,9 +36,9 @@ class Entry:
     def __init__(self, tensors: Sequence[Any | None], operation: str) -> None:
         self.tensors = list(tensors)
         self.keys = keys_of(self.tensors[0], self.tensors[1], operation)
+        self.nbytes = sum(nbytes_of(tensor, operation) for tensor in self.tensors)
         for tensor in self.tensors:
             check_sendable(tensor)
-        self.nbytes = sum(nbytes_of(tensor, operation) for tensor in self.tensors)
         self.number = -1
         self.pins = 1
         self.out = self.doomed = False

@@ -112,6 +112,7 @@ class Pipe:
             TransferTimeoutError: There was no room in time; the tensor was not taken.
             ClosedError: The pipe was closed at this end.
             UnsupportedError: A tensor that no dtype, shape and bytes describe, such as a sparse one.
+            LayoutError: It is no tensor.
         """
         until = _Until(timeout_s)
         until.lock(self._sending, "send_tensor")

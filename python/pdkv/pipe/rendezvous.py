@@ -177,7 +177,7 @@ def _nobody(config: PipeConfig, port: int, what: str) -> PeerUnreachableError:
     return PeerUnreachableError(
         f"{what} within `{config.store_timeout_s:g}` s at `{config.kv_ip}:{port}`",
         operation=_OPERATION,
-        hint="start both ends with the same `kv_ip` and `kv_port`, and `kv_rank` 0 and 1",
+        hint="start both ends with the same `kv_ip`, `kv_port` and `port_offset`, and `kv_rank` 0 and 1",
     )
 
 
