@@ -38,7 +38,16 @@ def test_adopted_memory(start):
     assert outcome["destination"] == "untouched"
 
 
+@pytest.mark.slow
+def test_freed_while_a_peer_reads_over_an_emulated_lane(start):
+    free_while_a_peer_reads(start, "ucx-tcp-put")
+
+
 def test_freed_while_a_peer_reads(start, transport):
+    free_while_a_peer_reads(start, transport)
+
+
+def free_while_a_peer_reads(start, transport):
     consumer = start("consumer", transport, **LARGE)
     everything = list(range(64))
     # UCX doesn't say why a read failed, and on a lane it may fail before the owner's word comes.
