@@ -11,6 +11,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 DEPENDENCIES := $(VENV)/.dependencies
 TORCH_VENV ?= .venv-torch
+VLLM_VENV ?= .venv-vllm
 UCX_WHEELS := $(VENV)/.ucx-wheels
 # The copies of UCX in the environment that tests try beside the system's, as PDKV_TEST_UCX=PATH:PATH.
 LIST_UCX = compgen -G '$(VENV)/lib/python3.*/site-packages/*/lib/libucp.so.0' || true; \
@@ -33,7 +34,7 @@ PYTEST_ARGS ?=
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \
 	test-torch test-python
 
-.PHONY: help venv ucx torch build demo demo-small test test-rust test-torch test-python test-fast check fmt fmt-check tidy clippy doc \
+.PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-python test-fast check fmt fmt-check tidy clippy doc \
 	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
@@ -47,6 +48,9 @@ ucx: $(UCX_WHEELS) ## Install UCX to test with: the system's (by apt, as root) a
 
 torch: $(DEPENDENCIES) ## Make .venv-torch, with torch and vLLM 0.8.5's classes to test with (1.2 GB)
 	@scripts/test-env.sh $(TORCH_VENV) tests/with_torch/requirements.txt $(VENV)
+
+vllm: $(DEPENDENCIES) ## Make .venv-vllm, with vLLM for the CPU, NIXL and a router to test with (2.4 GB)
+	@scripts/test-env.sh $(VLLM_VENV) tests/with_vllm/requirements.txt $(VENV)
 
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv
 	@compgen -G 'python/pdkv/_core*.so' >/dev/null || echo 'compiling pdkv, which takes a few minutes the first time'
@@ -95,7 +99,7 @@ wheel: $(DEPENDENCIES) ## Build the release wheel into dist/
 	@$(BIN)/maturin build --release $(CARGO_FLAGS) --out dist
 
 clean: ## Remove everything that can be built again
-	rm -rf target .venv .venv-torch dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf target .venv .venv-torch .venv-vllm dist .mypy_cache .ruff_cache .pytest_cache
 	find python tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f python/pdkv/_core*.so
 
