@@ -1,0 +1,131 @@
+"""Settings of a connector, as users write them into `kv_connector_extra_config`.
+
+Checks types and ranges and names what is wrong; reads no environment and opens nothing. A key that pdkv doesn't know is
+left alone, since one configuration often serves several connectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pdkv.errors import ConfigError
+from pdkv.ucx import UcxConfig
+
+__all__ = ["Settings"]
+
+_OPERATION = "connector settings"
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be set, with what holds when it is not.
+
+    Attributes:
+        host: Where the producer's directory and the ranks' engines listen, and what consumers are told. Beyond
+            loopback only with `insecure`.
+        port: Port of the directory, plus the data-parallel rank; 0 takes a free one.
+        engine_port: Port of rank 0's engine; rank `r` takes `engine_port + r`. 0 takes free ones.
+        insecure: Listen beyond loopback without encryption or authentication: for networks that nobody else is on.
+        allowed_hosts: Hosts that a consumer may dial, as the parameters of a request name them. `None` is any.
+        transports: Ways of moving bytes that may be used; `None` is all that this machine has.
+        require: The only transport to use, or `"rdma"`; a pull that can't have it fails. `None` takes the best.
+        threads: Copying threads of each rank's engine; `None` lets the engine choose.
+        kv_lease_duration: Seconds that a producer keeps blocks for a consumer that says nothing. Consumers renew at a
+            third of it.
+        transfer_timeout: Seconds that a load may take in all, from the order to the last byte.
+        connect_timeout: Seconds within which a producer must answer.
+        model_id: Name of the weights, the same on both sides; `None` is the name that the engine was started with.
+        ucx: Fields of `pdkv.UcxConfig`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    engine_port: int = 0
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] | None = None
+    transports: tuple[str, ...] | None = None
+    require: str | None = None
+    threads: int | None = None
+    kv_lease_duration: float = 30.0
+    transfer_timeout: float = 60.0
+    connect_timeout: float = 5.0
+    model_id: str | None = None
+    ucx: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, extra_config: Mapping[str, Any], **defaults: Any) -> Settings:
+        """Reads the keys that are pdkv's.
+
+        Args:
+            extra_config: What the user wrote.
+            **defaults: Values for keys that the user left out.
+
+        Raises:
+            ConfigError: A value can't be; names the key, the value and what is accepted.
+        """
+        given = {field.name: extra_config[field.name] for field in fields(cls) if field.name in extra_config}
+        given = {**defaults, **given}
+        for name in ("allowed_hosts", "transports"):
+            if given.get(name) is not None:
+                given[name] = _texts(name, given[name])
+        settings = cls(**given)
+        settings._check()
+        return settings
+
+    def ucx_config(self) -> UcxConfig | None:
+        """The settings of the `ucx` transport, or `None` for its defaults.
+
+        Raises:
+            ConfigError: One is bad, or `UcxConfig` has no such field.
+        """
+        given: Any = self.ucx
+        if given is None:
+            return None
+        known = {field.name for field in fields(UcxConfig)}
+        if not isinstance(given, dict) or not known.issuperset(given):
+            raise _bad("ucx", given, f"give an object with {', '.join(f'`{name}`' for name in sorted(known))}")
+        return UcxConfig(**given)
+
+    def _check(self) -> None:
+        for name in ("kv_lease_duration", "transfer_timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise _bad(name, value, "give seconds, more than 0")
+        for name in ("port", "engine_port"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
+                raise _bad(name, value, "give a port, or 0 for any free one")
+        if not isinstance(self.insecure, bool):
+            raise _bad("insecure", self.insecure, "give true or false")
+        host: Any = self.host
+        if not isinstance(host, str) or not host:
+            raise _bad("host", host, "give a host name or an address of this machine")
+        if self.host in ("0.0.0.0", "::"):
+            raise _bad("host", self.host, "consumers are told this host: give the one that they can reach")
+        if not self.insecure and not self.host.startswith(_LOOPBACK):
+            raise _bad(
+                "host",
+                self.host,
+                'beyond loopback anybody who can connect may ask: say `"insecure": true` if that is meant',
+            )
+        if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int)):
+            raise _bad("threads", self.threads, "give a number of threads, or leave it out")
+        for name in ("require", "model_id"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise _bad(name, value, "give a text, or leave it out")
+        self.ucx_config()
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+        raise _bad(name, value, 'give a list, such as ["a", "b"]')
+    return tuple(value)
+
+
+def _bad(name: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(f"`{name}` is `{value}`", operation=_OPERATION, hint=hint)

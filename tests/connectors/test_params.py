@@ -1,0 +1,157 @@
+"""What stands in `kv_transfer_params`: written as consumers of NIXL expect it, read as if a stranger wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.tickets import answer, changed
+from pdkv.connectors.core.params import asks_for_decode, asks_for_prefill, expand, read, runs_of
+from pdkv.errors import PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
+
+NIXL_KEYS = {
+    "do_remote_prefill",
+    "do_remote_decode",
+    "remote_block_ids",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+    "tp_size",
+    "dcp_size",
+    "pp_size",
+    "remote_num_tokens",
+    "remote_blocks_expiry_time",
+    "transfer_mode",
+}
+ROUTER_ASKS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def test_an_answer_has_the_keys_of_nixl_and_one_more():
+    params = answer()
+    assert set(params) == NIXL_KEYS | {"pdkv"}
+    assert params["remote_block_ids"] == [[1, 2, 3, 4, 5]]
+    assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+    assert (params["transfer_mode"], params["remote_num_tokens"]) == ("pull", 70)
+
+
+def test_an_answer_is_read_as_it_was_written():
+    ticket, producer = read(answer(blocks=([0, 0, 3, 4, 9], range(1, 6)), ranks=2), 71)
+    assert (producer.engine_id, producer.host, producer.port) == ("engine-p", "127.0.0.1", 5600)
+    assert [(group.first, group.runs) for group in ticket.groups] == [(2, ((3, 2), (9, 1))), (0, ((1, 5),))]
+    places = [[(json.loads(text)["rank"], json.loads(text)["group"]) for text in rank] for rank in ticket.references]
+    assert places == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+
+
+@given(st.lists(st.integers(0, 50), max_size=60))
+def test_runs_are_what_they_stand_for(blocks):
+    runs = runs_of(blocks)
+    assert expand(runs) == blocks
+    assert len(runs) == sum(b != a + 1 for a, b in zip([None, *blocks], blocks, strict=False) if a is not None) + bool(
+        blocks
+    )
+
+
+def test_other_keys_are_tolerated_and_may_be_missing():
+    params = answer() | {"remote_prefill_cached_tokens": 3, "transfer_id": "x", "tp_size": None}
+    for key in ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_num_tokens", "dcp_size"):
+        del params[key]
+    read(params, 70)
+    read(params | {"remote_port": "5600"}, 70)
+
+
+@pytest.mark.parametrize(
+    "params", [None, {}, ROUTER_ASKS, {"do_remote_prefill": True}, {"do_remote_prefill": True, "remote_host": None}]
+)
+def test_missing_parameters_ask_for_nothing(params):
+    assert not asks_for_prefill(params)
+
+
+def test_what_asks_for_what():
+    assert asks_for_decode(ROUTER_ASKS)
+    assert not asks_for_decode({"do_remote_decode": "false"})
+    assert asks_for_prefill(answer())
+    assert not asks_for_decode(answer())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["remote_block_ids"], [[1, 2, 3, 4, 6]]),
+        (["remote_block_ids"], []),
+        (["remote_block_ids"], "1"),
+        (["remote_engine_id"], "engine-q"),
+        (["remote_request_id"], "p-2"),
+        (["remote_num_tokens"], 69),
+        (["remote_host"], 1),
+        (["remote_host"], None),
+        (["remote_port"], 0),
+        (["remote_port"], None),
+        (["remote_port"], True),
+        (["pdkv"], 1),
+        (["pdkv"], []),
+        (["pdkv", "engine_id"], None),
+        (["pdkv", "num_tokens"], 0),
+        (["pdkv", "num_tokens"], 1.5),
+        (["pdkv", "groups"], {}),
+        (["pdkv", "groups", 0], None),
+        (["pdkv", "groups", 0, "first"], 1),
+        (["pdkv", "groups", 0, "block_tokens"], 0),
+        (["pdkv", "groups", 0, "block_tokens"], 32),
+        (["pdkv", "groups", 0, "runs"], [[1, 2**31]]),
+        (["pdkv", "groups", 0, "runs"], [[1, 5, 6]][:0]),
+        (["pdkv", "groups", 0, "runs", 0], [-1, 5]),
+        (["pdkv", "groups", 0, "runs", 0], [1]),
+        (["pdkv", "references"], []),
+        (["pdkv", "references", 0], []),
+        (["pdkv", "references"], [[{}] * 2]),
+    ],
+)
+def test_what_no_producer_would_write_is_refused(path, value):
+    with pytest.raises(ReferenceForgedError) as refused:
+        read(changed(answer(), path, value), 70)
+    assert refused.value.hint
+
+
+def test_a_later_format_and_another_connector_are_told_apart():
+    with pytest.raises(UnsupportedError, match="format `2`"):
+        read(changed(answer(), ["pdkv", "version"], 2), 70)
+    params = answer()
+    del params["pdkv"]
+    with pytest.raises(UnsupportedError, match="engine-p"):
+        read(params, 70)
+
+
+def test_a_prompt_that_is_shorter_than_the_export_is_another():
+    with pytest.raises(ReferenceDigestError, match=r"`70`.*`69`"):
+        read(answer(), 69)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.data(), JSON)
+def test_no_value_anywhere_does_worse_than_a_refusal(data, value):
+    params = answer()
+    path, at = [], params
+    while isinstance(at, dict | list) and at and (not path or data.draw(st.booleans())):
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        path.append(key)
+        at = at[key]
+    with contextlib.suppress(PdkvError):
+        read(changed(params, path, value), 70)
