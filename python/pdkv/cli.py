@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pdkv._core import build_info
 from pdkv.bench import cli as bench
 from pdkv.errors import PdkvError
+from pdkv.proxy import cli as proxy
 
 _DESCRIPTION = "Moves the KV cache of LLM requests between prefill and decode engines."
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", choices=("text", "json"), default="text", help="how to print it (default %(default)s)"
     )
     doctor.set_defaults(run=_doctor)
+    proxy.add_parser(commands)
     version = commands.add_parser("version", help="show the version and how it was built")
     version.set_defaults(run=_version)
     args = parser.parse_args(arguments)

@@ -1,0 +1,51 @@
+"""Runs a proxy in this process until a signal ends it. Listens, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from aiohttp import web
+
+from pdkv.errors import ConfigError
+from pdkv.proxy.app import Proxy
+from pdkv.proxy.settings import Settings
+
+
+def run(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT, and then lets running requests end; a second signal ends them. Blocks.
+
+    Args:
+        settings: Checked settings.
+        announce: Is given the URL once the proxy listens and knows who is there.
+
+    Raises:
+        ConfigError: Nobody can listen there.
+    """
+    asyncio.run(_run(settings, announce))
+
+
+async def _run(settings: Settings, announce: Callable[[str], None]) -> None:
+    stop, cut = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (cut if stop.is_set() else stop).set())
+    proxy = Proxy(settings)
+    runner = web.AppRunner(proxy.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await proxy.start()
+        site = web.TCPSite(runner, settings.host, settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen: {error}", operation="proxy") from error
+        host, port = runner.addresses[0][:2]
+        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await stop.wait()
+        await site.stop()
+        await proxy.drain(cut)
+    finally:
+        await proxy.stop()
+        await runner.cleanup()
