@@ -32,9 +32,9 @@ PYTEST_ARGS ?=
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \
-	test-torch test-python
+	test-torch test-vllm test-python
 
-.PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-python test-fast check fmt fmt-check tidy clippy doc \
+.PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-vllm test-python test-fast check fmt fmt-check tidy clippy doc \
 	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
@@ -59,7 +59,7 @@ build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .v
 demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
 	@$(BIN)/pdkv bench $(BENCH_ARGS)
 
-test: test-rust build test-torch test-python ## Build and run all tests, Rust and Python
+test: test-rust build test-torch test-vllm test-python ## Build and run all tests, Rust and Python
 
 test-fast: build $(UCX_WHEELS) ## Run the tests that take a minute once compiled: few property cases, no slow marks
 	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
@@ -147,6 +147,10 @@ demo-small: $(DEPENDENCIES)
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch
 	@$(TORCH_VENV)/bin/python -m pytest tests/with_torch $(PYTEST_ARGS)
+
+# Real vLLM, by the environment that lies on top of $(VENV) too.
+test-vllm: vllm
+	@$(VLLM_VENV)/bin/python -m pytest tests/with_vllm $(PYTEST_ARGS)
 
 test-python: $(DEPENDENCIES) $(UCX_WHEELS)
 	@$(WITH_UCX) $(BIN)/pytest $(PYTEST_ARGS)

@@ -1,0 +1,193 @@
+"""Engines of vLLM in processes of their own, and pairs of them: one prefills, the other decodes.
+
+Cheaper than servers by the time that they take to start, and open to looks inside: free blocks, states, single steps.
+The process that runs the tests imports neither vLLM nor torch. Knows connectors as settings only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from contextlib import contextmanager, suppress
+
+from with_vllm import engine_entry, settings
+
+# An engine is built in a few seconds; on a machine that does much else it may take this long. The same for an answer.
+START_S = 240
+ANSWER_S = 60
+
+# What a router asks of the engine that prefills, and what it gets back goes to the one that decodes.
+ASK = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def _forks():
+    """The context whose processes are forked from one that has imported vLLM already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["with_vllm.engine_process"])
+    return context
+
+
+class Engine:
+    """One engine. Whatever a command raises there ends it, and is told here with the end of its log."""
+
+    def __init__(self, name, folder, model, *, environment=None, **overrides):
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._numbers = itertools.count()
+        self._answers = {}
+        context = _forks()
+        self._pipe, theirs = context.Pipe()
+        variables = settings.ENVIRONMENT | settings.IN_PROCESS | (environment or {})
+        arguments = (theirs, settings.engine(model, **overrides), variables, str(self.log))
+        # The process that others are forked from takes its environment when the first one is.
+        saved = dict(os.environ)
+        os.environ.update(variables)
+        try:
+            self.process = context.Process(target=engine_entry.main, args=arguments, name=name)
+            self.process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(saved)
+        theirs.close()
+        self._started = False
+
+    def wait_until_started(self):
+        """Waits for the engine to be built; several are built at the same time if this is called after all began."""
+        if not self._started:
+            self._result(START_S)
+            self._started = True
+        return self
+
+    def _receive(self, deadline):
+        if not self._pipe.poll(max(0, deadline - time.monotonic())):
+            raise AssertionError(f"engine `{self.name}` didn't answer in time; its log ends:\n{self.tail()}")
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(10)
+            raise AssertionError(
+                f"engine `{self.name}` ended with {self.process.exitcode}; its log ends:\n{self.tail()}"
+            ) from None
+
+    def _result(self, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            kind, value = self._receive(deadline)
+            if kind == "result":
+                return value
+            self._keep(value)
+
+    def _keep(self, value):
+        request_id, answer = value
+        self._answers[request_id] = answer
+
+    def call(self, command, **arguments):
+        """Runs a command of `engine_process.Host` between two steps of the engine and returns what it returns."""
+        self.wait_until_started()
+        self._pipe.send((command, arguments))
+        return self._result(ANSWER_S)
+
+    def send(self, prompt, *, params=None, request_id=None, **sampling):
+        """Adds a request, greedy unless told, and returns its id; `wait` has the answer."""
+        request_id = request_id or f"{self.name}-{next(self._numbers)}"
+        sampling = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 1} | sampling
+        self.call("add", request_id=request_id, prompt=list(prompt), sampling=sampling, params=params)
+        return request_id
+
+    def wait(self, request_id, timeout_s=ANSWER_S):
+        deadline = time.monotonic() + timeout_s
+        while request_id not in self._answers:
+            kind, value = self._receive(deadline)
+            assert kind == "answer", (kind, value)
+            self._keep(value)
+        return self._answers.pop(request_id)
+
+    def ask(self, prompt, **arguments):
+        return self.wait(self.send(prompt, **arguments))
+
+    def wait_until_idle(self, timeout_s=ANSWER_S):
+        """Waits until the engine has no request and keeps no blocks for anybody."""
+        deadline = time.monotonic() + timeout_s
+        while self.call("busy"):
+            states = self.call("states", request_id="")
+            assert time.monotonic() < deadline, f"engine `{self.name}` is still busy: {states}"
+            time.sleep(0.01)
+
+    @contextmanager
+    def by_hand(self):
+        """Until the end of the block the engine steps only when told to: `engine.call("step")`."""
+        self.call("by_hand", by_hand=True)
+        try:
+            yield
+        finally:
+            self.call("by_hand", by_hand=False)
+
+    def tail(self, lines=40):
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else "(none)"
+
+    def kill(self):
+        """As `kill -9` does."""
+        self.process.kill()
+        self.process.join(10)
+
+    def close(self):
+        """Ends the engine in good order, and reports one that had to be killed."""
+        if self.process.is_alive():
+            with suppress(OSError):
+                self._pipe.send(("close", {}))
+            self.process.join(30)
+        in_order = not self.process.is_alive()
+        self.kill()
+        self._pipe.close()
+        return in_order
+
+
+class Pair:
+    """An engine that prefills and one that decodes. The latter, asked without parameters, is its own reference."""
+
+    def __init__(self, name, folder, model, connector, *, policy="fail", prefill=None, decode=None, **common):
+        def build(role, overrides):
+            config = settings.transfer(connector, f"kv_{role}", policy=policy)
+            arguments = common | {"environment": settings.side_channel(), "transfer": config} | (overrides or {})
+            return Engine(f"{name}-{role}", folder, model, **arguments)
+
+        self.prefill = build("producer", prefill)
+        self.decode = build("consumer", decode)
+
+    def hand_over(self, prompt, **arguments):
+        """Prefills the prompt and returns the parameters for who decodes it."""
+        answer = self.prefill.ask(prompt, params=dict(ASK), **({"max_tokens": 1} | arguments))
+        return answer.params
+
+    def ask(self, prompt, **arguments):
+        """What a router does: prefill on the one, the rest on the other."""
+        return self.decode.ask(prompt, params=self.hand_over(prompt), **arguments)
+
+    def alone(self, prompt, **arguments):
+        """What the decoding engine answers when it does all by itself, with nothing cached before or after."""
+        self.forget()
+        answer = self.decode.ask(prompt, **arguments)
+        self.forget()
+        return answer
+
+    def forget(self):
+        """Empties both prefix caches, once nobody uses a block."""
+        for engine in (self.prefill, self.decode):
+            engine.wait_until_idle()
+            assert engine.call("reset_prefix_cache")
+
+    def free_blocks(self):
+        return [engine.call("free_blocks") for engine in (self.prefill, self.decode)]
+
+    def close(self):
+        """Ends both, and says whether both did so by themselves."""
+        return all([self.prefill.close(), self.decode.close()])

