@@ -92,7 +92,7 @@ floors: build ## Measure every speed that pdkv promises and judge it (minutes, w
 bench-plan: ## Run the criterion benchmark of the planner
 	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan
 
-fuzz: ## Fuzz a decoder (needs nightly and cargo-fuzz; FUZZ_TARGET=frames|node|pipe|reference_json FUZZ_SECONDS=60)
+fuzz: ## Fuzz a decoder (needs nightly and cargo-fuzz; FUZZ_TARGET=frames|issuer|node|pipe|reference_json FUZZ_SECONDS=60)
 	@cargo +nightly fuzz run $(FUZZ_TARGET) -- -max_total_time=$(FUZZ_SECONDS)
 
 wheel: $(DEPENDENCIES) ## Build the release wheel into dist/

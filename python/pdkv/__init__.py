@@ -7,6 +7,7 @@ from pdkv._core import KvLayout, Plan, __version__, build_info, plan, resolve_la
 from pdkv.engine import (
     Engine,
     Export,
+    Issuer,
     KvCache,
     Path,
     Peer,
@@ -66,6 +67,7 @@ __all__ = [
     "HandshakeError",
     "IntegrityError",
     "InternalError",
+    "Issuer",
     "KVStore",
     "KvCache",
     "KvLayout",

@@ -7,6 +7,7 @@ the stub `_core.pyi`.
 from pdkv._core import (
     Engine,
     Export,
+    Issuer,
     KvCache,
     Path,
     Peer,
@@ -26,6 +27,7 @@ from pdkv._core import (
 __all__ = [
     "Engine",
     "Export",
+    "Issuer",
     "KvCache",
     "Path",
     "Peer",

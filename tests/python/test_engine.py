@@ -381,6 +381,7 @@ def test_reprs_say_what_things_are(pair):
         (producer.cache.layout, "KvLayout"),
         (export, "1 blocks"),
         (export.reference, "export"),
+        (producer.cache.issuer(), "at producer"),
         (transfer, "done over"),
         (transfer.path, "Path"),
         (transfer.stats, "bytes="),

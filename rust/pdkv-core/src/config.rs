@@ -23,6 +23,13 @@ pub struct NodeConfig {
     pub max_exports: usize,
     /// Most transfers, and most claims, alive at once per peer.
     pub max_transfers_per_peer: usize,
+    /// Longest time a claim waits for an export that is promised but not made. Only claims on caches of
+    /// which an issuer was taken wait at all.
+    pub early_claim: Duration,
+    /// Most claims that wait so, of one peer. About a kilobyte each.
+    pub max_early_claims_per_peer: usize,
+    /// Most claims that wait so, of all peers, and most declines kept for exports that are not made.
+    pub max_early_claims: usize,
     /// Ended exports remembered so that a late claim gets the true reason. 17 bytes each.
     pub max_tombstones: usize,
 }
@@ -37,6 +44,9 @@ impl Default for NodeConfig {
             max_claim: Duration::from_secs(300),
             max_exports: 65_536,
             max_transfers_per_peer: 4096,
+            early_claim: Duration::from_secs(10),
+            max_early_claims_per_peer: 1024,
+            max_early_claims: 8192,
             max_tombstones: 65_536,
         }
     }
@@ -55,6 +65,7 @@ impl NodeConfig {
             ("lease", self.lease),
             ("max_lease", self.max_lease),
             ("max_claim", self.max_claim),
+            ("early_claim", self.early_claim),
         ];
         for (name, value) in times {
             if value < Duration::from_millis(1) || value > Duration::from_secs(366 * 86_400) {
@@ -66,6 +77,8 @@ impl NodeConfig {
         let counts = [
             ("max_exports", self.max_exports),
             ("max_transfers_per_peer", self.max_transfers_per_peer),
+            ("max_early_claims_per_peer", self.max_early_claims_per_peer),
+            ("max_early_claims", self.max_early_claims),
             ("max_tombstones", self.max_tombstones),
         ];
         for (name, value) in counts {

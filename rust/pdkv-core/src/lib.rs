@@ -15,6 +15,7 @@ pub mod error;
 pub mod export;
 pub mod hex;
 pub mod id;
+pub mod issuer;
 pub mod lane;
 pub mod layout;
 pub mod lease;

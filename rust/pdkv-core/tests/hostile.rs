@@ -2,7 +2,7 @@
 
 mod fuzz_bodies;
 
-use fuzz_bodies::{frames, node, pipe, reference_json};
+use fuzz_bodies::{frames, issuer, node, pipe, reference_json};
 use pdkv_core::id::{CacheId, ExportId, Incarnation};
 use pdkv_core::reference::{ExportKind, Reference};
 use proptest::prelude::*;
@@ -90,6 +90,14 @@ proptest! {
             text[at] = c;
         }
         reference_json(&text.into_iter().collect::<String>());
+    }
+
+    #[test]
+    fn any_bytes_as_an_issuer(mut data in prop::collection::vec(any::<u8>(), 0..300)) {
+        issuer(&data);
+        // A good beginning, so that the rest is tried too.
+        data.splice(0..data.len().min(12), *b"pdkv-issuer\x01");
+        issuer(&data);
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl Shared {
                 }
                 if now.is_quiesced() {
                     state.exports.remove(&export);
+                    self.ended.push(export);
                 }
             }
             Action::Notified { name, bytes, .. } => self.inbox.deliver(name, bytes),

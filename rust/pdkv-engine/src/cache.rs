@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::capability::{Require, Wish};
 use pdkv_core::export::ExportSpec;
-use pdkv_core::id::{CacheId, ExportId};
+use pdkv_core::id::CacheId;
 use pdkv_core::layout::KvLayout;
-use pdkv_core::node::TransferSpec;
+use pdkv_core::node::{Node, TransferSpec};
 use pdkv_core::plan::{Selection, WireOrder};
 use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::session::check_caches;
@@ -18,6 +18,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
 use crate::export::{Export, ExportWatch};
+use crate::issue::random_id;
 use crate::link::PeerLink;
 use crate::peer::Peer;
 use crate::pull::PendingMove;
@@ -101,7 +102,8 @@ impl KvCache {
         consumers: u32,
         lease: Duration,
     ) -> Result<Export> {
-        self.pin(ExportKind::Export, blocks, num_tokens, digest, consumers, lease)
+        let spec = self.spec(ExportKind::Export, blocks, num_tokens, digest, consumers, lease)?;
+        self.pin(spec, Node::export)
     }
 
     /// Pins blocks for one peer to write.
@@ -110,10 +112,11 @@ impl KvCache {
     /// As [`export`](Self::export), and `Layout` for a block named twice.
     pub fn offer(&self, blocks: BlockTable, num_tokens: u64, digest: &[u8], lease: Duration) -> Result<Export> {
         blocks.check_unique(self.local.layout.num_blocks())?;
-        self.pin(ExportKind::Offer, blocks, num_tokens, digest, 1, lease)
+        let spec = self.spec(ExportKind::Offer, blocks, num_tokens, digest, 1, lease)?;
+        self.pin(spec, Node::export)
     }
 
-    fn pin(
+    fn spec(
         &self,
         kind: ExportKind,
         blocks: BlockTable,
@@ -121,32 +124,9 @@ impl KvCache {
         digest: &[u8],
         consumers: u32,
         lease: Duration,
-    ) -> Result<Export> {
-        self.shared.check_open("export")?;
-        self.shared.registry.cache(self.local.id)?;
-        blocks.validate(self.local.layout.num_blocks())?;
-        let room = blocks.len() as u64 * u64::from(self.local.layout.block_tokens());
-        if num_tokens > room {
-            return Err(Error::new(
-                ErrorKind::Layout,
-                "export",
-                format!(
-                    "`{num_tokens}` tokens are said to be in `{}` blocks, which hold `{room}`",
-                    blocks.len()
-                ),
-            ));
-        }
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| {
-            Error::new(
-                ErrorKind::Internal,
-                "export",
-                format!("the system gives no random bytes: {error}"),
-            )
-        })?;
-        let id = ExportId::new(random);
-        let spec = ExportSpec {
-            id,
+    ) -> Result<ExportSpec> {
+        Ok(ExportSpec {
+            id: random_id("export")?,
             kind,
             cache: self.local.id,
             blocks,
@@ -156,11 +136,35 @@ impl KvCache {
             fingerprint: self.local.fingerprint,
             consumers,
             lease,
-        };
+        })
+    }
+
+    /// Checks what the cache knows and has the node export it by `make`.
+    pub(crate) fn pin(
+        &self,
+        spec: ExportSpec,
+        make: impl FnOnce(&mut Node, Duration, ExportSpec) -> Result<Reference>,
+    ) -> Result<Export> {
+        self.shared.check_open("export")?;
+        self.shared.registry.cache(self.local.id)?;
+        spec.blocks.validate(self.local.layout.num_blocks())?;
+        let room = spec.blocks.len() as u64 * u64::from(self.local.layout.block_tokens());
+        if spec.num_tokens > room {
+            return Err(Error::new(
+                ErrorKind::Layout,
+                "export",
+                format!(
+                    "`{}` tokens are said to be in `{}` blocks, which hold `{room}`",
+                    spec.num_tokens,
+                    spec.blocks.len()
+                ),
+            ));
+        }
+        let id = spec.id;
         let (reference, watch) = self.shared.drive(|state, now| {
             // Once more: after a close that came in between, nobody would end it.
             self.shared.check_open("export")?;
-            let reference = state.node.export(now, spec)?;
+            let reference = make(&mut state.node, now, spec)?;
             let watch = Arc::new(ExportWatch::new(state.node.export_state(id)));
             state.exports.insert(id, Arc::downgrade(&watch));
             Ok::<_, Error>((reference, watch))

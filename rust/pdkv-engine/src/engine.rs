@@ -10,7 +10,7 @@ use mio::net::TcpListener;
 use mio::{Poll, Waker};
 use pdkv_core::config::NodeConfig;
 use pdkv_core::digest::fingerprint;
-use pdkv_core::id::{Incarnation, RegionId, TransferId};
+use pdkv_core::id::{ExportId, Incarnation, RegionId, TransferId};
 use pdkv_core::layout::KvLayout;
 use pdkv_core::node::{Identity, Node};
 use pdkv_core::reference::Reference;
@@ -324,6 +324,12 @@ impl Engine {
     /// asked for; the last 65,536 of them.
     pub fn take_completed(&self) -> Vec<TransferId> {
         self.shared().completions.take()
+    }
+
+    /// The exports and offers of this engine that ended since the last call and whose blocks may be reused,
+    /// oldest first. Collected from the first call on, or from the first issuer; the last 131,072 are kept.
+    pub fn take_ended(&self) -> Vec<ExportId> {
+        self.shared().ended.take()
     }
 
     /// Counters.

@@ -22,6 +22,7 @@ use crate::channel::Channel;
 use crate::clock::{Clock, Flag};
 use crate::completion::Completions;
 use crate::config::EngineConfig;
+use crate::ended::EndedExports;
 use crate::export::ExportWatch;
 use crate::inbox::Inbox;
 use crate::link::PeerLink;
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     pub(crate) movers: Arc<Movers>,
     pub(crate) servings: Servings,
     pub(crate) completions: Completions,
+    pub(crate) ended: EndedExports,
     pub(crate) waker: Waker,
     /// Connections made by callers, on their way to the progress thread.
     pub(crate) arrivals: Mutex<Vec<Arc<Reader>>>,
@@ -146,6 +148,7 @@ impl Shared {
             movers: parts.movers,
             servings: Servings::default(),
             completions: Completions::default(),
+            ended: EndedExports::default(),
             waker: parts.waker,
             arrivals: Mutex::default(),
             closed: AtomicBool::new(false),

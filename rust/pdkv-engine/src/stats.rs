@@ -13,6 +13,8 @@ pub struct EngineStats {
     pub live_exports: usize,
     /// Claims that peers hold on our exports.
     pub live_claims: usize,
+    /// Claims that wait for an export that was promised and isn't made yet.
+    pub parked_claims: usize,
     /// Transfers of ours that are not quiesced.
     pub live_transfers: usize,
     /// Notifications dropped because nobody asked for them.
@@ -29,6 +31,7 @@ impl EngineStats {
             peers: state.peers.len(),
             live_exports: state.node.live_exports(),
             live_claims: state.node.live_claims(),
+            parked_claims: state.node.parked_claims(),
             live_transfers: state.node.live_transfers(),
             notifications_dropped: dropped,
             protocol: state.node.stats(),

@@ -43,6 +43,8 @@ fn promises_hold_on_every_seed() {
                 sum.cancelled += report.cancelled;
                 sum.crashes += report.crashes;
                 sum.filled += report.filled;
+                sum.promised += report.promised;
+                sum.early += report.early;
             }
             sum
         };
@@ -58,6 +60,7 @@ fn promises_hold_on_every_seed() {
         "{sums:?}"
     );
     assert!(total(|r| r.crashes) > 300 && total(|r| r.filled) > 300, "{sums:?}");
+    assert!(total(|r| r.promised) > 1000 && total(|r| r.early) > 1000, "{sums:?}");
 }
 
 #[test]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::{Error, ErrorKind, Result, hex};
-use pdkv_engine::{KvCache, PullOptions};
+use pdkv_engine::{KvCache, PullOptions, Stated};
 use pyo3::prelude::*;
 
 use crate::blocks;
 use crate::engine::Handle;
 use crate::enter;
 use crate::export::PyExport;
+use crate::issuer::PyIssuer;
 use crate::layout::PyKvLayout;
 use crate::number;
 use crate::peer::PyPeer;
@@ -79,29 +80,56 @@ impl PyKvCache {
     /// Args:
     ///     block_ids: Block ids in the order of the tokens; numpy int32, int64 or uint32 is fastest.
     ///     num_tokens: Tokens whose KV the blocks hold; full blocks by default.
-    ///     digest: What the tokens are, at most 64 bytes: a consumer may state what it expects.
-    ///     consumers: How many may have it.
+    ///     digest: What the tokens are, at most 64 bytes: a consumer may state what it expects. Empty by default.
+    ///     consumers: How many may have it; one by default.
     ///     lease_s: How long it stays without being renewed.
+    ///     reference: The reference that this cache's `Issuer` minted for it. Then tokens, digest and consumers are the
+    ///         reference's and need not be stated, and consumers who came before are answered now.
     ///
     /// Raises:
-    ///     LayoutError: A block id is out of range.
+    ///     LayoutError: A block id is out of range, or the reference is for another number of blocks.
     ///     CapacityError: There are too many exports.
-    #[pyo3(
-        signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), consumers=1, lease_s=None),
-        text_signature = "($self, block_ids, *, num_tokens=None, digest=b'', consumers=1, lease_s=None)"
-    )]
+    ///     ReferenceUsedError: The export of this reference was made already.
+    ///     ReferenceRestartedError: Another life of the engine issued the reference.
+    ///     ReferenceForgedError: The reference was altered, or this engine never issued it.
+    ///     ReferenceMismatchError: The reference is for another digest or another kind of cache.
+    ///     ConfigError: The reference is for another cache of this engine, or for other tokens or consumers.
+    #[pyo3(signature = (block_ids, *, num_tokens=None, digest=None, consumers=None, lease_s=None, reference=None))]
     fn export(
         &self,
         block_ids: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
-        digest: &[u8],
-        #[pyo3(from_py_with = number::consumers)] consumers: u32,
+        digest: Option<&[u8]>,
+        #[pyo3(from_py_with = number::stated_consumers)] consumers: Option<u32>,
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
+        reference: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
         let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
-        let tokens = self.num_tokens(num_tokens, &blocks);
-        enter::detached(py, || self.inner.export(blocks, tokens, digest, consumers, lease)).map(PyExport::new)
+        let export = if let Some(reference) = reference {
+            let reference = reference::read(reference)?;
+            let stated = Stated {
+                num_tokens,
+                digest,
+                consumers,
+            };
+            enter::detached(py, || self.inner.export_issued(blocks, &reference, stated, lease))
+        } else {
+            let tokens = self.num_tokens(num_tokens, &blocks);
+            let (digest, consumers) = (digest.unwrap_or_default(), consumers.unwrap_or(1));
+            enter::detached(py, || self.inner.export(blocks, tokens, digest, consumers, lease))
+        };
+        export.map(PyExport::new)
+    }
+
+    /// Returns what mints references of this cache in another process of this instance, a secret. From now on a claim
+    /// that comes before its export waits for it, 10 s at most.
+    ///
+    /// Raises:
+    ///     RegionError: The cache was deregistered.
+    ///     ClosedError: The engine is closed.
+    fn issuer(&self, py: Python<'_>) -> PyResult<PyIssuer> {
+        enter::detached(py, || self.inner.issuer()).map(PyIssuer)
     }
 
     /// Pins blocks for a producer to push into, under a lease.

@@ -129,6 +129,7 @@ impl PyEngine {
         counters.set_item("peers", stats.peers)?;
         counters.set_item("live_exports", stats.live_exports)?;
         counters.set_item("live_claims", stats.live_claims)?;
+        counters.set_item("parked_claims", stats.parked_claims)?;
         counters.set_item("live_transfers", stats.live_transfers)?;
         counters.set_item("notifications_dropped", stats.notifications_dropped)?;
         Ok(counters)
@@ -314,6 +315,13 @@ impl PyEngine {
     /// Takes the ids of the transfers that ended since the last call.
     fn take_completed(&self) -> Vec<u64> {
         self.0.engine.take_completed().into_iter().map(|id| id.0).collect()
+    }
+
+    /// Takes the export ids, in hexadecimal, of the exports and offers that ended since the last call and whose blocks may
+    /// be reused. They are collected from the first call on, or from the first `KvCache.issuer()`; the last 131,072 are kept.
+    fn take_ended(&self) -> Vec<String> {
+        let ended = self.0.engine.take_ended();
+        ended.into_iter().map(|id| id.to_string()).collect()
     }
 
     /// Stops what is running and tells the peers. Waits, for a few seconds at most, until nothing touches the

@@ -29,6 +29,12 @@ impl PyExport {
         PyReference(self.0.reference().clone())
     }
 
+    /// The random id, in hexadecimal: `reference.export_id`.
+    #[getter]
+    fn id(&self) -> String {
+        self.0.reference().export_id.to_string()
+    }
+
     /// Where it stands, in a word.
     #[getter]
     fn state(&self) -> &'static str {

@@ -14,6 +14,7 @@ mod engine;
 mod enter;
 mod errors;
 mod export;
+mod issuer;
 mod layout;
 mod lookup;
 mod memory;
@@ -59,6 +60,8 @@ mod _core {
     use crate::errors::error_kinds;
     #[pymodule_export]
     use crate::export::PyExport;
+    #[pymodule_export]
+    use crate::issuer::PyIssuer;
     #[pymodule_export]
     use crate::layout::{PyKvLayout, resolve_layout};
     #[pymodule_export]

@@ -55,6 +55,8 @@ arguments! {
     Layout {
         block_tokens "block_tokens" u32,
         first_block "first_block" u32,
+        num_blocks "num_blocks" u32,
+        issued_tokens "num_tokens" u64,
         num_layers "num_layers" u32,
         num_heads "num_heads" u32,
         first_layer "first_layer" u32,
@@ -75,6 +77,7 @@ arguments! {
 
 optional! {
     Config {
+        stated_consumers "consumers" u32,
         threads "threads" usize,
         tcp_streams "tcp_streams" usize,
         max_item_bytes "max_item_bytes" u64,

@@ -157,7 +157,7 @@ impl Node {
             Message::Abandon(abandon) => self.on_abandon(peer, abandon.transfer, abandon.reason),
             Message::Status(status) => self.on_status(peer, status.transfer),
             Message::Renew(renew) => self.on_renew(now, peer, &renew),
-            Message::Reject(reject) => self.on_reject(peer, &reject),
+            Message::Reject(reject) => self.on_reject(now, peer, &reject),
             other => return Err(misplaced(&other)),
         }
         Ok(())
@@ -178,49 +178,41 @@ impl Node {
         {
             return Err(violation(format!("claim `{transfer}` asks for a range beyond 32 bits")));
         }
-        match self.judge(now, peer, claim) {
-            Ok(grant) => {
-                self.stats.claims_granted += 1;
-                self.send(peer, Message::Grant(grant));
-            }
-            Err(error) => {
-                self.stats.claims_refused += 1;
-                let fault = Fault::of(&error);
-                if let Some(record) = self.peers.get_mut(&peer) {
-                    record.remember(transfer, ClaimStatus::Failed(fault.clone()));
-                }
-                self.send(peer, Message::Refuse(Refuse { transfer, fault }));
-            }
+        if !self.is_ahead(&claim.reference) {
+            self.answer(now, peer, claim, now);
+        } else if let Err(error) = self.park(now, peer, claim) {
+            self.refuse(peer, transfer, &error);
         }
         Ok(())
     }
 
+    /// Judges a claim that arrived now or, if it was parked, a while ago.
+    pub(super) fn answer(&mut self, now: Now, peer: PeerKey, claim: Claim, arrived: Now) {
+        let transfer = claim.transfer;
+        match self.judge(now, peer, claim, arrived) {
+            Ok(grant) => {
+                self.stats.claims_granted += 1;
+                self.send(peer, Message::Grant(grant));
+            }
+            Err(error) => self.refuse(peer, transfer, &error),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, peer: PeerKey, transfer: TransferId, error: &Error) {
+        self.stats.claims_refused += 1;
+        let fault = Fault::of(error);
+        if let Some(record) = self.peers.get_mut(&peer) {
+            record.remember(transfer, ClaimStatus::Failed(fault.clone()));
+        }
+        self.send(peer, Message::Refuse(Refuse { transfer, fault }));
+    }
+
     /// The checks of the module's documentation, in their order; then the claim is on record.
-    fn judge(&mut self, now: Now, peer: PeerKey, claim: Claim) -> Result<Grant> {
+    fn judge(&mut self, now: Now, peer: PeerKey, claim: Claim, arrived: Now) -> Result<Grant> {
         let export = claim.reference.export_id;
         self.check_reference(&claim.reference)?;
         let record = self.exports.get_mut(&export).ok_or_else(unknown_export)?;
-        if let Some(digest) = &claim.expected_digest
-            && *digest != record.spec.digest
-        {
-            let text = format!(
-                "the export holds prefix `{}`, the consumer expects `{}`",
-                hex::encode(&record.spec.digest),
-                hex::encode(digest)
-            );
-            return Err(
-                Error::new(ErrorKind::ReferenceDigest, "claim", text).with_hint("the reference is of another prompt")
-            );
-        }
-        if claim.expected_fingerprint != record.spec.fingerprint {
-            let text = format!(
-                "the export's bytes mean `{}`, the consumer's cache `{}`",
-                hex::encode(&record.spec.fingerprint[..8]),
-                hex::encode(&claim.expected_fingerprint[..8])
-            );
-            return Err(Error::new(ErrorKind::ReferenceFingerprint, "claim", text)
-                .with_hint("model, dtype, layout meaning and shard must be the same on both sides"));
-        }
+        check_wanted(&claim, &record.spec.digest, &record.spec.fingerprint)?;
         let area = Area {
             first_block: claim.first_block,
             num_blocks: claim.num_blocks,
@@ -229,12 +221,10 @@ impl Node {
         };
         let exported = u32::try_from(record.blocks.len()).unwrap_or(u32::MAX);
         area.check(exported, record.spec.num_layers)?;
-        if claim.remaining.is_zero() {
-            return Err(Error::new(
-                ErrorKind::TransferTimeout,
-                "claim",
-                "the claim arrived with no time left",
-            ));
+        // Both sides count from when the claim left, so time in the parking place is time of the transfer.
+        let remaining = claim.remaining.min(self.config.max_claim);
+        if arrived.saturating_add(remaining) <= now {
+            return Err(no_time());
         }
         let limit = self.config.max_transfers_per_peer;
         let owner_busy = self.peers.get(&peer).is_none_or(|p| p.busy >= limit);
@@ -257,7 +247,6 @@ impl Node {
         }
         let key = (peer, claim.transfer);
         record.admit(key, area)?;
-        let remaining = claim.remaining.min(self.config.max_claim);
         let grant = Grant {
             transfer: claim.transfer,
             cache: record.spec.cache,
@@ -287,7 +276,7 @@ impl Node {
         };
         self.claims.insert(key, claim);
         self.timers
-            .arm(Timer::Claim(peer, key.1), now.saturating_add(remaining));
+            .arm(Timer::Claim(peer, key.1), arrived.saturating_add(remaining));
         if let Some(record) = self.peers.get_mut(&peer) {
             record.busy += 1;
         }
@@ -436,6 +425,40 @@ fn record_kind(
     key: (PeerKey, TransferId),
 ) -> Option<ExportKind> {
     claims.get(&key).map(|record| record.view.kind)
+}
+
+/// Compares what the consumer expects with what an export holds.
+pub(super) fn check_wanted(claim: &Claim, holds: &[u8], fingerprint: &[u8; 32]) -> Result<()> {
+    if let Some(digest) = &claim.expected_digest
+        && digest != holds
+    {
+        let text = format!(
+            "the export holds prefix `{}`, the consumer expects `{}`",
+            hex::encode(holds),
+            hex::encode(digest)
+        );
+        return Err(
+            Error::new(ErrorKind::ReferenceDigest, "claim", text).with_hint("the reference is of another prompt")
+        );
+    }
+    if claim.expected_fingerprint != *fingerprint {
+        let text = format!(
+            "the export's bytes mean `{}`, the consumer's cache `{}`",
+            hex::encode(&fingerprint[..8]),
+            hex::encode(&claim.expected_fingerprint[..8])
+        );
+        return Err(Error::new(ErrorKind::ReferenceFingerprint, "claim", text)
+            .with_hint("model, dtype, layout meaning and shard must be the same on both sides"));
+    }
+    Ok(())
+}
+
+pub(super) fn no_time() -> Error {
+    Error::new(
+        ErrorKind::TransferTimeout,
+        "claim",
+        "the claim arrived with no time left",
+    )
 }
 
 fn writer_lost() -> Error {

@@ -63,7 +63,11 @@ impl Node {
     pub(super) fn on_abandon(&mut self, peer: PeerKey, transfer: TransferId, reason: ErrorKind) {
         let key = self.claim_key(peer, transfer);
         let Some(record) = self.claims.get_mut(&key) else {
-            self.stats.stray_messages += 1;
+            if self.abandon_parked(key) {
+                self.stats.claims_abandoned += 1;
+            } else {
+                self.stats.stray_messages += 1;
+            }
             return;
         };
         self.stats.claims_abandoned += 1;
@@ -97,6 +101,8 @@ impl Node {
                 revoked: Some(error), ..
             }) => ClaimStatus::Failed(Fault::of(error)),
             Some(_) => ClaimStatus::Active,
+            // Not decided yet: the initiator goes on waiting for the answer to its claim.
+            None if self.is_parked((peer, transfer)) => ClaimStatus::Active,
             None => {
                 let ended = self.peers.get(&peer).and_then(|record| record.ended.get(&transfer));
                 ended.cloned().unwrap_or(ClaimStatus::Unknown)

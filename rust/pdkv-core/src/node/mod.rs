@@ -1,12 +1,13 @@
 //! The protocol engine of one pdkv engine, without I/O: messages and time go in, actions come out.
 //!
-//! A node keeps exports (`owner`), claims on them (`claims`), transfers (`initiator`) and liveness (`peers`), and knows every
+//! A node keeps exports (`owner`), claims on them (`claims`), what comes before its export (`ahead`), transfers (`initiator`) and liveness (`peers`), and knows every
 //! deadline. It owns no socket, no thread and no clock, and touches no cache byte: movers do that,
 //! and tell it when they are out of the memory. Every call is total: late, duplicate or unknown
 //! messages are counted, and only what no honest peer would send is an error, for which the caller
 //! drops the channel.
 
 mod action;
+mod ahead;
 mod claims;
 mod fence;
 mod initiator;
@@ -50,6 +51,8 @@ pub struct Identity {
 enum Timer {
     Lease(ExportId),
     Claim(PeerKey, TransferId),
+    Parked(PeerKey, TransferId),
+    Declined(ExportId),
     RevokeAgain(PeerKey, TransferId),
     Transfer(TransferId),
     FenceAgain(TransferId),
@@ -67,6 +70,7 @@ pub struct Node {
     exports: BTreeMap<ExportId, Export>,
     tombstones: Tombstones,
     claims: BTreeMap<(PeerKey, TransferId), claims::ClaimRecord>,
+    ahead: ahead::Ahead,
     transfers: BTreeMap<TransferId, initiator::Transfer>,
     renewals: BTreeMap<u64, PeerKey>,
     /// Writers of ours that are out of an owner's memory and could not say so: their channel was gone.
@@ -88,6 +92,7 @@ impl Node {
             peers: BTreeMap::new(),
             exports: BTreeMap::new(),
             claims: BTreeMap::new(),
+            ahead: ahead::Ahead::default(),
             transfers: BTreeMap::new(),
             renewals: BTreeMap::new(),
             unreported: BTreeMap::new(),
@@ -151,6 +156,8 @@ impl Node {
             match timer {
                 Timer::Lease(export) => self.lease_over(export),
                 Timer::Claim(peer, transfer) => self.claim_over(now, peer, transfer),
+                Timer::Parked(peer, transfer) => self.park_over(peer, transfer),
+                Timer::Declined(export) => self.declines_over(export),
                 Timer::RevokeAgain(peer, transfer) => self.revoke_again(now, peer, transfer),
                 Timer::Transfer(transfer) => self.transfer_over(now, transfer),
                 Timer::FenceAgain(transfer) => self.fence_again(now, transfer),

@@ -7,7 +7,8 @@ use super::{Action, Node, Now, Timer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::export::{Export, ExportSpec, ExportState};
 use crate::id::{CacheId, ExportId, PeerKey};
-use crate::reference::{ExportKind, MAX_DIGEST, REFERENCE_VERSION, Reference};
+use crate::issuer::check_wish;
+use crate::reference::{ExportKind, REFERENCE_VERSION, Reference};
 use crate::wire::{Fault, Message, Reject, Renew, Renewed};
 
 impl Node {
@@ -22,12 +23,7 @@ impl Node {
             let text = format!("`{}` exports are alive, no more are allowed", self.exports.len());
             return Err(error(ErrorKind::Capacity, text).with_hint("release exports or raise `max_exports`"));
         }
-        if spec.consumers == 0 {
-            return Err(error(
-                ErrorKind::Config,
-                "`consumers` is `0`, at least one is needed".to_owned(),
-            ));
-        }
+        check_wish(spec.consumers, &spec.digest, "export")?;
         if spec.kind == ExportKind::Offer && spec.consumers != 1 {
             let text = format!("`consumers` is `{}`, an offer has `1`", spec.consumers);
             return Err(error(ErrorKind::Config, text));
@@ -37,13 +33,6 @@ impl Node {
                 ErrorKind::Config,
                 format!("lease `{:?}` is shorter than a millisecond", spec.lease),
             ));
-        }
-        if spec.digest.len() > MAX_DIGEST {
-            let text = format!(
-                "`digest` has `{}` bytes, at most `{MAX_DIGEST}` are allowed",
-                spec.digest.len()
-            );
-            return Err(error(ErrorKind::Config, text));
         }
         let Ok(num_blocks) = u32::try_from(spec.blocks.len()) else {
             return Err(error(
@@ -141,6 +130,7 @@ impl Node {
 
     /// Releases every export of a cache that is going away.
     pub fn withdraw_cache(&mut self, now: Now, cache: CacheId) {
+        self.break_promises(Some(cache));
         let exports: Vec<_> = self
             .exports
             .iter()
@@ -155,6 +145,7 @@ impl Node {
 
     /// Releases everything that is exported: the first step of an orderly close.
     pub fn release_all(&mut self, now: Now) {
+        self.break_promises(None);
         let exports: Vec<_> = self.exports.keys().copied().collect();
         for export in exports {
             let _ = self.release(now, export);
@@ -163,7 +154,13 @@ impl Node {
 
     /// Life, tag and state of the export that a reference names.
     pub(super) fn check_reference(&self, reference: &Reference) -> Result<()> {
-        let error = |kind, text: &str| Error::new(kind, "claim", text);
+        self.check_origin(reference, "claim")?;
+        self.export_state(reference.export_id).refusal().map_or(Ok(()), Err)
+    }
+
+    /// Whether this life of this engine issued a reference.
+    pub(super) fn check_origin(&self, reference: &Reference, operation: &'static str) -> Result<()> {
+        let error = |kind, text: &str| Error::new(kind, operation, text);
         if reference.incarnation != self.identity.incarnation {
             let text = format!(
                 "the reference is of life `{}` of engine `{}`, this is life `{}`",
@@ -179,9 +176,10 @@ impl Node {
                     .with_hint("pass the text of `Reference.to_json()` unchanged"),
             );
         }
-        self.export_state(reference.export_id).refusal().map_or(Ok(()), Err)
+        Ok(())
     }
 
+    /// Of an export that isn't made yet there is no lease to extend: it is unknown, as any other.
     pub(super) fn on_renew(&mut self, now: Now, peer: PeerKey, renew: &Renew) {
         let result = self.check_reference(&renew.reference);
         let result = result.and_then(|()| self.renew(now, renew.reference.export_id, renew.extend));
@@ -195,11 +193,16 @@ impl Node {
         );
     }
 
-    pub(super) fn on_reject(&mut self, peer: PeerKey, reject: &Reject) {
+    pub(super) fn on_reject(&mut self, now: Now, peer: PeerKey, reject: &Reject) {
         let export = reject.reference.export_id;
         let Some(who) = self.peers.get(&peer).map(|p| (p.remote.incarnation, reject.consumer)) else {
             return;
         };
+        if self.is_ahead(&reject.reference) {
+            let kept = self.decline_ahead(now, &reject.reference, who);
+            self.stats.stray_messages += u64::from(!kept);
+            return;
+        }
         let known = self.check_reference(&reject.reference).is_ok();
         let freed = known && self.exports.get_mut(&export).is_some_and(|record| record.reject(who));
         if freed {

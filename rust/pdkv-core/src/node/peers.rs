@@ -41,6 +41,8 @@ pub(super) struct Peer {
     next_ping: u64,
     /// Claims alive (we own) or transfers alive (we began).
     pub(super) busy: usize,
+    /// Claims that wait for their export to be made.
+    pub(super) parked: usize,
     /// The highest claim seen; claims come in rising order, so what is lower is a duplicate.
     pub(super) highest_claim: Option<TransferId>,
     /// How the last claims ended, for questions and duplicates.
@@ -72,6 +74,7 @@ impl Node {
             heartbeat,
             next_ping: 1,
             busy: 0,
+            parked: 0,
             highest_claim: None,
             ended: BTreeMap::new(),
         };
@@ -96,6 +99,7 @@ impl Node {
         self.renewals_lost(peer, error);
         self.transfers_lost(now, peer, error);
         self.claims_lost(now, peer, error);
+        self.parked_lost(peer);
     }
 
     /// Who is at the other end of a channel that is up.

@@ -11,6 +11,8 @@ pub struct NodeStats {
     pub messages_after_down: u64,
     /// Claims that came a second time.
     pub duplicate_claims: u64,
+    /// Claims that came before their export and waited for it.
+    pub claims_parked: u64,
     /// Claims granted.
     pub claims_granted: u64,
     /// Claims refused.

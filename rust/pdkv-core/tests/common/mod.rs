@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::id::{CacheId, ExportId, Incarnation, PeerKey, TransferId};
+use pdkv_core::issuer::Issuer;
 use pdkv_core::node::{Action, ExportSpec, Identity, Node, NodeConfig, Now, Outcome, RemotePeer, Role, TransferSpec};
 use pdkv_core::plan::Selection;
 use pdkv_core::reference::{ExportKind, Reference};
@@ -72,7 +73,7 @@ impl Pair {
         let spec = ExportSpec {
             id,
             kind,
-            cache: CacheId(5),
+            cache: CACHE,
             blocks: BlockTable::from_ids(&ids),
             num_layers,
             num_tokens: u64::from(blocks) * 16,
@@ -154,6 +155,34 @@ impl Pair {
                 return (of_initiator, of_owner);
             }
         }
+    }
+}
+
+/// The cache whose references are issued ahead.
+pub const CACHE: CacheId = CacheId(5);
+
+pub fn issuer(pair: &mut Pair) -> Issuer {
+    pair.owner.issuer(CACHE, PRINT)
+}
+
+pub fn promise(issuer: &Issuer, id: u8, consumers: u32) -> Reference {
+    let id = ExportId::new([id; 16]);
+    issuer.issue(4, 64, b"prompt", consumers, id).expect("issued")
+}
+
+/// What keeps the promise.
+pub fn promised(reference: &Reference) -> ExportSpec {
+    ExportSpec {
+        id: reference.export_id,
+        kind: ExportKind::Export,
+        cache: CACHE,
+        blocks: BlockTable::from_ids(&[3, 6, 9, 12]),
+        num_layers: 2,
+        num_tokens: 64,
+        digest: b"prompt".to_vec(),
+        fingerprint: PRINT,
+        consumers: reference.consumers,
+        lease: S * 30,
     }
 }
 

@@ -2,89 +2,24 @@
 //! may panic, hang, or leave anything behind.
 #![allow(dead_code, unreachable_pub)] // each user takes its own part
 
+mod bytes;
+
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::error::{Error, ErrorKind};
 use pdkv_core::id::{CacheId, ExportId, Incarnation, PeerKey, TransferId};
+use pdkv_core::issuer::Issuer;
 use pdkv_core::node::{Action, ExportSpec, Identity, Node, NodeConfig, Now, RemotePeer, Role, TransferSpec};
-use pdkv_core::pipe::{ToReceiver, ToSender};
 use pdkv_core::plan::Selection;
 use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::wire::{
-    Abandon, Ack, Advertise, Claim, ClaimStatus, Done, Fault, FrameDecoder, Goodbye, Grant, HELLO_CAP, Message, Nack,
-    Notify, Ping, Pong, Refuse, Reject, Renew, Renewed, Revoke, Status, StatusReply, Unknown, encode,
+    Abandon, Ack, Advertise, Claim, ClaimStatus, Done, Fault, Goodbye, Grant, Message, Nack, Notify, Ping, Pong,
+    Refuse, Reject, Renew, Renewed, Revoke, Status, StatusReply, Unknown,
 };
 
-/// Any bytes, in pieces. What decodes must come back the same from its own encoding.
-pub fn frames(data: &[u8]) {
-    let Some((&piece, stream)) = data.split_first() else {
-        return;
-    };
-    let mut decoder = FrameDecoder::new(HELLO_CAP);
-    for chunk in stream.chunks(usize::from(piece) + 1) {
-        decoder.push(chunk);
-        loop {
-            match decoder.next() {
-                Ok(Some(message)) => same_again(&message),
-                Ok(None) => break,
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::Handshake);
-                    assert!(decoder.next().is_err(), "a lost stream stays lost");
-                    assert_eq!(decoder.pending(), 0);
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// Any bytes, as either end of a pipe would take them. What is read must come back the same from its own encoding.
-pub fn pipe(data: &[u8]) {
-    let mut rest = data;
-    while let Some((frame, used)) = only_integrity(ToReceiver::decode(rest)) {
-        let mut again = Vec::new();
-        frame.encode(&mut again).expect("what came in a frame fits one");
-        assert_eq!(only_integrity(ToReceiver::decode(&again)), Some((frame, used)));
-        rest = &rest[used..];
-    }
-    rest = data;
-    while let Some((frame, used)) = only_integrity(ToSender::decode(rest)) {
-        let mut again = Vec::new();
-        frame.encode(&mut again);
-        assert_eq!(only_integrity(ToSender::decode(&again)), Some((frame, used)));
-        rest = &rest[used..];
-    }
-}
-
-fn only_integrity<T>(decoded: Result<Option<T>, Error>) -> Option<T> {
-    decoded.unwrap_or_else(|error| {
-        assert_eq!(error.kind(), ErrorKind::Integrity);
-        None
-    })
-}
-
-fn same_again(message: &Message) {
-    let mut decoder = FrameDecoder::new(HELLO_CAP);
-    decoder.push(&encode(message).expect("what came in a frame fits one"));
-    let again = decoder.next().expect("our own encoding").expect("whole");
-    assert_eq!(&again, message);
-}
-
-/// Any text. What is read must come back the same from its own text.
-pub fn reference_json(text: &str) {
-    match Reference::from_json(text) {
-        Ok(reference) => assert_eq!(
-            Reference::from_json(&reference.to_json()).expect("our own text"),
-            reference
-        ),
-        Err(error) => {
-            let expected = [ErrorKind::Config, ErrorKind::ReferenceForged, ErrorKind::Unsupported];
-            assert!(expected.contains(&error.kind()), "{error:?}");
-        }
-    }
-}
+pub use bytes::{frames, issuer, pipe, reference_json};
 
 const OTHERS_LIFE: Incarnation = Incarnation::new([2; 16]);
 const PRINT: [u8; 32] = [3; 32];
@@ -129,6 +64,7 @@ struct Bench {
     finished: BTreeMap<TransferId, u32>,
     quiesced: BTreeMap<TransferId, u32>,
     begun: u32,
+    issuer: Option<Issuer>,
 }
 
 /// Any sequence of calls and messages. Whatever a peer says, everything ends exactly once.
@@ -137,6 +73,8 @@ pub fn node(data: &[u8]) {
         max_transfers_per_peer: 6,
         max_exports: 6,
         max_tombstones: 3,
+        max_early_claims_per_peer: 3,
+        max_early_claims: 4,
         ..NodeConfig::default()
     };
     let identity = Identity {
@@ -157,9 +95,15 @@ pub fn node(data: &[u8]) {
         finished: BTreeMap::new(),
         quiesced: BTreeMap::new(),
         begun: 0,
+        issuer: None,
     };
     bench.up(Role::Initiator);
     bench.up(Role::Owner);
+    // Half of the scripts are for an owner that issues references ahead.
+    bench.issuer = data
+        .len()
+        .is_multiple_of(2)
+        .then(|| bench.node.issuer(CacheId(1), PRINT));
     let mut script = Script(data);
     while !script.0.is_empty() {
         bench.play(&mut script);
@@ -310,9 +254,34 @@ impl Bench {
             },
             lease: Duration::from_millis(u64::from(script.byte()) * 50),
         };
-        if let Ok(reference) = self.node.export(self.now, spec) {
+        if let Some(issuer) = self.issuer.as_ref().filter(|_| script.one_in(2)) {
+            let count = spec.blocks.len() as u32;
+            let promised = issuer.issue(count, 1, &spec.digest, spec.consumers, spec.id);
+            self.references.extend(promised);
+        } else if self.issuer.is_some() && script.one_in(2) {
+            self.keep_promise(script, spec.lease);
+        } else if let Ok(reference) = self.node.export(self.now, spec) {
             self.references.push(reference);
         }
+    }
+
+    /// Makes what some reference promises, or is refused.
+    fn keep_promise(&mut self, script: &mut Script<'_>, lease: Duration) {
+        let reference = self.reference(script);
+        let ids: Vec<u32> = (0..reference.num_blocks.min(8)).collect();
+        let spec = ExportSpec {
+            id: reference.export_id,
+            kind: reference.kind,
+            cache: reference.cache,
+            blocks: BlockTable::from_ids(&ids),
+            num_layers: 2,
+            num_tokens: reference.num_tokens,
+            digest: reference.digest.clone(),
+            fingerprint: PRINT,
+            consumers: reference.consumers,
+            lease,
+        };
+        let _ = self.node.export_issued(self.now, spec, &reference);
     }
 
     fn reference(&self, script: &mut Script<'_>) -> Reference {
@@ -470,6 +439,7 @@ impl Bench {
             self.node.live_exports(),
         );
         assert_eq!(left, (0, 0, 0), "transfers, claims, exports");
+        assert_eq!(self.node.parked_claims(), 0);
         assert!(self.node.next_deadline().is_none(), "a timer is left");
         for counts in [&self.finished, &self.quiesced] {
             assert_eq!(counts.len() as u32, self.begun);

@@ -77,6 +77,7 @@ pub(super) fn node_config() -> NodeConfig {
         lease: Duration::from_secs(1),
         max_lease: Duration::from_secs(4),
         max_claim: Duration::from_secs(4),
+        early_claim: Duration::from_millis(1500),
         ..NodeConfig::default()
     }
 }

@@ -120,6 +120,10 @@ pub struct Report {
     pub crashed: u64,
     /// Offers filled, each verified word by word.
     pub filled: u64,
+    /// References issued ahead of their exports.
+    pub promised: u64,
+    /// Claims that waited where such an export was made.
+    pub early: u64,
     /// Exports and offers that ended, however.
     pub exports_ended: u64,
     /// Messages delivered.

@@ -391,6 +391,7 @@ impl World {
             let counts = [
                 ("exports", host.node.live_exports()),
                 ("claims", host.node.live_claims()),
+                ("parked claims", host.node.parked_claims()),
                 ("transfers", host.node.live_transfers()),
                 ("movers", host.movers.len()),
                 ("blocks", host.memory.in_use()),

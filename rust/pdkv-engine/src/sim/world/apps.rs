@@ -21,6 +21,14 @@ const DIGEST: &[u8] = b"prompt";
 #[derive(Clone, Debug)]
 pub(super) enum App {
     Export,
+    /// Make the export that a reference promises.
+    Keep {
+        host: usize,
+        life: u32,
+        reference: String,
+        blocks: Vec<u32>,
+        lease: Duration,
+    },
     Claim {
         host: usize,
         reference: String,
@@ -53,6 +61,13 @@ impl World {
     pub(super) fn act(&mut self, app: App) {
         match app {
             App::Export => self.export(),
+            App::Keep {
+                host,
+                life,
+                reference,
+                blocks,
+                lease,
+            } => self.keep(host, life, &reference, blocks, lease),
             App::Claim {
                 host,
                 reference,
@@ -150,8 +165,13 @@ impl World {
             consumers,
             lease,
         };
-        let now = it.clock(self.now);
         let life = it.life;
+        if kind == ExportKind::Export && self.rng.chance(400) {
+            self.promise(host, &spec, blocks);
+            return;
+        }
+        let it = &mut self.hosts[host];
+        let now = it.clock(self.now);
         let Ok(reference) = it.node.export(now, spec) else {
             return;
         };
@@ -164,6 +184,66 @@ impl World {
                 Event::App(App::Release { host, life, export: id }),
             );
         }
+    }
+
+    /// Passes the reference on before the export is made: sometimes long before, and now and then it never is.
+    fn promise(&mut self, host: usize, spec: &ExportSpec, blocks: Vec<u32>) {
+        let it = &mut self.hosts[host];
+        let life = it.life;
+        let issuer = it.node.issuer(spec.cache, spec.fingerprint);
+        let count = blocks.len() as u32;
+        let Ok(reference) = issuer.issue(count, spec.num_tokens, &spec.digest, spec.consumers, spec.id) else {
+            self.broken("an issuer refused what an export would have been made of");
+            return;
+        };
+        self.report.promised += 1;
+        self.pass_on(host, &reference, spec.num_layers);
+        let most = if self.rng.chance(200) { 6 } else { 2 };
+        let keep = App::Keep {
+            host,
+            life,
+            reference: reference.to_json(),
+            blocks,
+            lease: spec.lease,
+        };
+        if self.rng.chance(50) {
+            let App::Keep { blocks, .. } = keep else { return };
+            self.hosts[host].memory.free(&blocks);
+        } else {
+            self.after(Duration::from_secs(most), Event::App(keep));
+        }
+    }
+
+    fn keep(&mut self, host: usize, life: u32, reference: &str, blocks: Vec<u32>, lease: Duration) {
+        let layers = self.config.layers;
+        let it = &mut self.hosts[host];
+        let Ok(reference) = Reference::from_json(reference) else {
+            return;
+        };
+        if !it.alive || it.life != life {
+            return;
+        }
+        let spec = ExportSpec {
+            id: reference.export_id,
+            kind: reference.kind,
+            cache: reference.cache,
+            blocks: BlockTable::from_ids(&blocks),
+            num_layers: layers,
+            num_tokens: reference.num_tokens,
+            digest: reference.digest.clone(),
+            fingerprint: reference.fingerprint,
+            consumers: reference.consumers,
+            lease,
+        };
+        let now = it.clock(self.now);
+        self.report.early += it.node.parked_claims() as u64;
+        if let Err(error) = it.node.export_issued(now, spec, &reference) {
+            self.broken(format!("a promised export was refused: {error}"));
+            return;
+        }
+        let exported = Exported { blocks, layers };
+        it.exports.insert(reference.export_id, exported);
+        self.pump(host);
     }
 
     /// Hands the reference to consumers, who come in their own time, sometimes one too many.
