@@ -109,11 +109,13 @@ class Refusal:
         request_id: The request.
         kind: Kind of the error, as in `pdkv.errors`.
         reason: One sentence for the log.
+        blocks: Blocks that were meant to be filled: some LLM engines know a failed load by them.
     """
 
     request_id: str
     kind: str
     reason: str
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""Blocks that this rank has pinned for consumers, and which requests' blocks are free again.
+
+Used by one thread. Knows no consumer and no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pdkv.connectors.core.load import Kit
+from pdkv.connectors.core.work import ExportOrder, Results
+from pdkv.errors import LayoutError, PdkvError
+
+if TYPE_CHECKING:
+    from pdkv.engine import Export, KvCache, Reference
+
+__all__ = ["Exports"]
+
+_log = logging.getLogger("pdkv.connectors")
+
+
+class _Sending:
+    """A request with pinned blocks. One that is ordered twice ends once, when all that is pinned for it has."""
+
+    __slots__ = ("expired", "left", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.left = 0
+        self.expired = False
+
+
+class Exports:
+    """All exports of one rank.
+
+    Args:
+        kit: What the rank's parts share.
+    """
+
+    def __init__(self, kit: Kit) -> None:
+        self._engine, self._caches, self._stats = kit.engine, kit.caches, kit.stats
+        self._rank = kit.place.rank
+        self._requests = dict[str, _Sending]()
+        self._exports: dict[str, tuple[Export, _Sending]] = {}  # by the id of the export
+        self._ended = list[str]()  # ended, but perhaps not quiet yet
+        self._refused = list[str]()
+
+    def begin(self, order: ExportOrder) -> None:
+        """Pins the blocks of an order. If that can't be, the request is reported at once, so that they are freed."""
+        sending = self._requests.get(order.request_id) or _Sending(order.request_id)
+        made: list[Export] = []
+        try:
+            for cache, reference, block_ids in self._parts(order):
+                export = cache.export(block_ids, reference=reference, lease_s=order.lease_s)
+                made.append(export)
+                self._exports[export.reference.export_id] = (export, sending)
+        except PdkvError as error:
+            self._stats.count("num_failed_exports")
+            _log.error("request `%s` is not exported (%s): %s", order.request_id, error.kind, error.message)
+            for export in made:
+                export.release()
+        sending.left += len(made)
+        if sending.left:
+            self._requests[order.request_id] = sending
+        else:
+            self._refused.append(order.request_id)
+
+    def give_up(self, order: ExportOrder) -> None:
+        """Reports a request whose blocks are not pinned."""
+        if order.request_id not in self._requests:
+            self._refused.append(order.request_id)
+
+    def release(self, reference: Reference) -> None:
+        """Ends an export of this engine that nobody will come for; does nothing unless the reference is its own."""
+        export, _ = self._exports.get(reference.export_id, (None, None))
+        if export is not None and export.reference == reference:
+            export.release()
+
+    def collect(self, results: Results) -> None:
+        """Adds the requests whose blocks are free again. Takes time for what has ended only."""
+        if self._refused:
+            results.sent.update(self._refused)
+            self._refused.clear()
+        if not self._exports:
+            return
+        ended = self._ended + self._engine.take_ended()
+        self._ended = []
+        for export_id in ended:
+            export, sending = self._exports.get(export_id, (None, None))
+            if export is None or sending is None:
+                continue  # of an order that failed and was reported
+            if not export.quiesced:
+                self._ended.append(export_id)
+                continue
+            del self._exports[export_id]
+            sending.expired |= export.state == "expired"
+            sending.left -= 1
+            if not sending.left:
+                del self._requests[sending.request_id]
+                results.sent.add(sending.request_id)
+                self._stats.count("num_kv_expired_reqs", int(sending.expired))
+
+    def close(self) -> None:
+        """Ends all exports."""
+        for export, _ in self._exports.values():
+            export.release()
+
+    def _parts(self, order: ExportOrder) -> list[tuple[KvCache, str, tuple[int, ...]]]:
+        references = order.references[self._rank] if self._rank < len(order.references) else ()
+        if not len(references) == len(order.block_ids) == len(self._caches):
+            raise LayoutError(
+                f"`{len(references)}` references and `{len(order.block_ids)}` lists of blocks came for "
+                f"`{len(self._caches)}` groups",
+                operation="export",
+            )
+        parts = zip(self._caches, references, order.block_ids, strict=True)
+        # A group whose window has left all blocks behind has nothing to pin.
+        return [part for part in parts if part[2]]

@@ -1,0 +1,168 @@
+"""The worker side of a connector: one rank's engine and caches, carrying out what its scheduler side orders.
+
+Never blocks its caller and raises nothing that a request caused: a failure is reported as the request's. `carry`,
+`results` and `close` are for one thread, the LLM engine's. Knows no LLM engine and no tensor library.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from pdkv.connectors.core.caches import GroupCache, describe, register
+from pdkv.connectors.core.config import Settings
+from pdkv.connectors.core.declines import Declines
+from pdkv.connectors.core.dial import Dialler
+from pdkv.connectors.core.exports import Exports
+from pdkv.connectors.core.leases import Leases
+from pdkv.connectors.core.line import Line, Place
+from pdkv.connectors.core.load import Kit
+from pdkv.connectors.core.places import Places
+from pdkv.connectors.core.pulls import Pulls
+from pdkv.connectors.core.stats import Stats
+from pdkv.connectors.core.work import ProducerAddress, RankInfo, Results, Work
+from pdkv.engine import Engine
+
+__all__ = ["WorkerSide"]
+
+_log = logging.getLogger("pdkv.connectors")
+
+_Order = TypeVar("_Order")
+# How long a connection that no request uses stays.
+_IDLE_S = 300.0
+# How long closing waits until no transfer touches the memory any more, and for threads, which may be dialling.
+_QUIET_S = 5.0
+_THREADS_S = 1.0
+
+
+class WorkerSide:
+    """One rank.
+
+    Args:
+        name: How peers know its engine.
+        settings: What the user set.
+        groups: Its caches, by group.
+        model: Name of the weights and of whatever else both ends must have in common.
+        tp_rank: Position among the ranks that share the heads.
+        tp_size: How many those are.
+        pp_rank: Position among the ranks that share the layers.
+        pp_size: How many those are.
+
+    Attributes:
+        info: What the scheduler side has to know of this rank. Holds secrets.
+        stats: What it has done.
+
+    Raises:
+        ConfigError: A setting can't be.
+        LayoutError: A tensor contradicts its layout.
+        RegionError: The memory can't be registered; says why.
+        UnsupportedError: It is device memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        groups: Sequence[GroupCache],
+        *,
+        model: str = "",
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        pp_rank: int = 0,
+        pp_size: int = 1,
+    ) -> None:
+        self.stats = Stats()
+        rank = pp_rank * tp_size + tp_rank
+        self._engine = _engine(name, settings, rank)
+        try:
+            caches = [register(self._engine, group, index, model) for index, group in enumerate(groups)]
+            facts = tuple(
+                describe(cache, group, index, model)
+                for index, (cache, group) in enumerate(zip(caches, groups, strict=True))
+            )
+            self.info = RankInfo(
+                tp_rank=tp_rank,
+                pp_rank=pp_rank,
+                address=str(self._engine.address),
+                incarnation=self._engine.incarnation,
+                issuers=tuple(cache.issuer().to_bytes() for cache in caches),
+                groups=facts,
+            )
+            kit = self._kit = Kit(
+                self._engine, caches, Place(tp_rank, tp_size, pp_rank, pp_size, facts), settings, self.stats
+            )
+            places = Places(settings.allowed_hosts)
+
+            def make_line(producer: ProducerAddress) -> Line:
+                return Line(producer, self._engine, kit.place, places, settings.connect_timeout)
+
+            self._dialler = Dialler(make_line, max(_IDLE_S, 2 * settings.transfer_timeout))
+            self._leases = Leases(kit, self._dialler)
+            self._exports = Exports(kit)
+            self._declines = Declines(kit, self._dialler, self._exports.release)
+            self._pulls = Pulls(kit, self._dialler, self._declines, self._leases.unwatch)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._closed = False
+
+    def carry(self, work: Work) -> None:
+        """Begins what a step brings. Takes microseconds an order, and waits for nobody."""
+        if self._closed or not work:
+            return
+        for request_id in work.unwatches:
+            self._leases.unwatch(request_id)
+        for request_id in work.cancels:
+            self._pulls.cancel(request_id)
+        _each(work.exports, self._exports.begin, self._exports.give_up)
+        _each(work.watches, self._leases.watch)
+        _each(work.pulls, self._pulls.begin, self._pulls.give_up)
+        _each(work.refusals, self._pulls.refuse)
+        _each(work.declines, self._declines.order)
+
+    def results(self) -> Results:
+        """Gives what has ended since the last call. Takes time for that only, not for what goes on."""
+        results = Results()
+        self._exports.collect(results)
+        self._pulls.collect(results)
+        return results
+
+    def close(self) -> None:
+        """Cancels what runs, ends the exports and all connections. Bounded; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._leases.close(_THREADS_S)
+        self._pulls.close(_QUIET_S)
+        self._exports.close()
+        self._dialler.close(_THREADS_S)
+        self._engine.close()
+
+
+def _engine(name: str, settings: Settings, rank: int) -> Engine:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    port = settings.engine_port and settings.engine_port + rank
+    return Engine(
+        name,
+        listen=f"{host}:{port}",
+        transports=settings.transports,
+        threads=settings.threads,
+        insecure=settings.insecure,
+        lease_s=settings.kv_lease_duration,
+        ucx=settings.ucx_config(),
+    )
+
+
+def _each(
+    orders: Sequence[_Order], carry_out: Callable[[_Order], None], give_up: Callable[[_Order], None] | None = None
+) -> None:
+    for order in orders:
+        try:
+            carry_out(order)
+        except Exception:  # noqa: BLE001 - a bug of ours in one request must not end the LLM engine
+            _log.exception("an order could not be carried out: %s", type(order).__name__)
+            if give_up is not None:
+                with suppress(Exception):  # an order that can't even be read
+                    give_up(order)
