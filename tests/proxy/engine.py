@@ -65,6 +65,7 @@ class Engine:
         gate: Requests wait for it before they are answered.
         arrived: Set when a request waits at the gate or has sent `words_first` words.
         words_first: Words of a stream that are sent before the gate instead of after it.
+        padding: Characters that each event carries beside its word.
         drop: Breaks the connection instead of answering.
         end: How a stream ends: "done", "cut" (broken in the middle of an event) or "short" (without `[DONE]`).
     """
@@ -83,6 +84,7 @@ class Engine:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     words_first: int = 0
     end: str = "done"
+    padding: int = 0
     drop: bool = False
     probes: int = 0
     port: int = 0
@@ -197,7 +199,9 @@ class Engine:
                 await self._wait()
             text = word(prompt_of(body), at)
             choice = {"index": 0, "delta": {"content": text}} if "messages" in body else {"index": 0, "text": text}
-            await response.write(b"data: " + json.dumps({"id": "cmpl", "choices": [choice]}).encode() + b"\n\n")
+            await response.write(
+                b"data: " + json.dumps({"id": "x" * self.padding, "choices": [choice]}).encode() + b"\n\n"
+            )
         if self.end == "cut":
             await response.write(b'data: {"id": "cmpl", "cho')
             await asyncio.sleep(0)
@@ -214,6 +218,7 @@ async def _main() -> None:
     engine = await Engine().start()
     if sys.argv[1] == "stuck":
         engine.gate, engine.words_first = asyncio.Event(), 3
+    engine.params = None  # references are known to the engines of one process only
     sys.stdout.write(engine.url + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()

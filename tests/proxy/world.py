@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from pdkv.proxy.app import Proxy
+from pdkv.proxy.instances import Instance
 from pdkv.proxy.settings import Settings
 from proxy.engine import Engine
 
@@ -35,7 +37,9 @@ class World:
     async def ask(self, body: Any, *, chat: bool = False, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         """Status, body (parsed if it is JSON) and headers of an answer."""
         path = "/v1/chat/completions" if chat else "/v1/completions"
-        async with self.client.post(self.url + path, json=body, headers=headers) as response:
+        data = io.BytesIO(json.dumps(body).encode())
+        headers["Content-Type"] = "application/json"
+        async with self.client.post(self.url + path, data=data, headers=headers) as response:
             text = await response.text()
             is_json = response.content_type == "application/json"
             return response.status, json.loads(text) if is_json else text, response.headers
@@ -43,6 +47,16 @@ class World:
     async def get(self, path: str) -> tuple[int, str]:
         async with self.client.get(self.url + path) as response:
             return response.status, await response.text()
+
+    async def look(self) -> None:
+        """Has every instance probed now."""
+        for instance in self.instances:
+            await self.proxy._probes.probe(instance)
+
+    @property
+    def instances(self) -> list[Instance]:
+        parts = self.proxy._parts
+        return [*parts.prefill.instances, *parts.decode.instances]
 
     async def counts(self) -> dict[str, float]:
         """All series that the proxy shows, by their text."""
@@ -81,7 +95,7 @@ async def world(prefill: int = 1, decode: int = 1, **settings: Any) -> AsyncIter
     await runner.setup()
     await proxy.start()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = aiohttp.ClientSession()
+    client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
     try:
         yield World(first, second, proxy, client, f"http://127.0.0.1:{runner.addresses[0][1]}")
     finally:

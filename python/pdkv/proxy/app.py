@@ -132,6 +132,8 @@ class Proxy:
         except web.HTTPRequestEntityTooLarge as large:
             most = self._parts.settings.max_body_bytes
             raise failed(413, f"the body is larger than `{most}` bytes", "refused") from large
+        except web.RequestPayloadError as garbled:
+            raise failed(400, "the body is not encoded as its headers say", "refused") from garbled
         except TimeoutError as late:
             raise failed(408, "the body did not arrive", "refused") from late
 

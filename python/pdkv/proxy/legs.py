@@ -7,6 +7,8 @@ just closed.
 
 from __future__ import annotations
 
+import asyncio
+import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -43,6 +45,7 @@ class Legs:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._idle_timeout_s = settings.idle_timeout_s
         connect = settings.connect_timeout_s
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -70,9 +73,15 @@ class Legs:
         try:
             method = "GET" if body is None else "POST"
             try:
-                response = await self.session.request(
-                    method, instance.url + path, data=body, headers=headers, allow_redirects=False
-                )
+                # The client's own time-out for silence starts when the body is sent, which may never be.
+                async with asyncio.timeout(self._idle_timeout_s):
+                    response = await self.session.request(
+                        method,
+                        instance.url + path,
+                        data=None if body is None else io.BytesIO(body),  # sent in pieces; plain bytes block the loop
+                        headers=headers,
+                        allow_redirects=False,
+                    )
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise self._lost(instance, error) from error
             async with response:
