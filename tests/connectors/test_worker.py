@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from connectors.sides import BLOCKS, DIGEST, consuming, producing, pull, until
+from pdkv._core import Issuer
 from pdkv.connectors.core.caches import GroupCache
 from pdkv.connectors.core.config import Settings
+from pdkv.connectors.core.directory import Directory
 from pdkv.connectors.core.work import (
     Decline,
     ExportOrder,
@@ -112,11 +115,6 @@ def test_groups_without_blocks_are_left_out():
         assert consumer.counts() == {"num_declined": 1}
 
 
-def test_an_export_of_nothing_is_over_at_once(producer):
-    producer.export("p-1", ())
-    producer.until_sent("p-1")
-
-
 def test_a_pull_of_nothing_gives_the_export_back(producer, consumer):
     references, _ = producer.export("p-1", (1, 2))
     load(consumer, producer, "d-1", references, ())
@@ -164,62 +162,6 @@ def test_a_decline_may_come_before_the_export(producer, consumer):
     until(lambda: consumer.counts() == {"num_declined": 1})
     time.sleep(0.1)  # the decline is on its way; should the export be first, it ends all the same
     producer.worker.carry(Work(exports=(ExportOrder("p-1", references, ((3, 4),), 60.0),)))
-    producer.until_sent("p-1")
-
-
-def test_nobody_comes_and_the_lease_ends(producer):
-    producer.export("p-1", (1, 2), lease_s=0.05)
-    producer.until_sent("p-1")
-    assert producer.counts() == {"num_kv_expired_reqs": 1}
-
-
-def test_an_expired_request_counts_once():
-    with producing(groups=2) as producer:
-        producer.export("p-1", (1, 2), (3,), lease_s=0.05)
-        producer.until_sent("p-1")
-        assert producer.counts() == {"num_kv_expired_reqs": 1}
-
-
-@pytest.mark.parametrize(
-    ("block_ids", "what"),
-    [(((1, BLOCKS),), "out of range"), (((1, 2, 3),), "another number"), (((1, 2), (3,)), "another group")],
-)
-def test_an_export_that_can_not_be_is_reported_at_once(producer, caplog, block_ids, what):
-    references = producer.mint(((1, 2),))
-    producer.worker.carry(Work(exports=(ExportOrder("p-1", references, block_ids, 60.0),)))
-    producer.until_sent("p-1")
-    assert producer.counts() == {"num_failed_exports": 1}
-    assert "`p-1` is not exported" in caplog.text
-
-
-def test_an_export_half_of_which_can_not_be_is_ended(caplog):
-    with producing(groups=2) as producer:
-        references = producer.mint(((1, 2), (3,)))
-        producer.worker.carry(Work(exports=(ExportOrder("p-1", references, ((1, 2), (BLOCKS,)), 60.0),)))
-        producer.until_sent("p-1")
-        assert producer.worker._engine.stats["live_exports"] == 0
-
-
-def test_the_same_order_twice_is_one_export(producer, consumer, caplog):
-    references, value = producer.export("p-1", (1, 2))
-    producer.worker.carry(Work(exports=(ExportOrder("p-1", references, ((1, 2),), 60.0),)))
-    # The second one is refused, and the blocks of the first are still spoken for.
-    assert producer.look() == Results()
-    load(consumer, producer, "d-1", references, (5, 6))
-    consumer.until_received("d-1")
-    producer.until_sent("p-1")
-    assert producer.look() == Results()
-    assert consumer.holds(0, (5, 6), value)
-
-
-def test_an_id_that_is_exported_again_is_sent_when_both_have_ended(producer, consumer):
-    first, _ = producer.export("p-1", (1, 2))
-    second, _ = producer.export("p-1", (3, 4))
-    load(consumer, producer, "d-1", first, (5, 6))
-    consumer.until_received("d-1")
-    until(lambda: producer.worker._engine.stats["live_exports"] == 1)
-    assert producer.look() == Results()
-    consumer.worker.carry(Work(declines=(Decline(producer.address, second),)))
     producer.until_sent("p-1")
 
 
@@ -418,18 +360,6 @@ def test_work_in_another_order_is_no_matter(producer, consumer):
     assert consumer.holds(0, (1, 2), value)
 
 
-def test_an_engine_gives_its_own_exports_back_without_connecting_to_itself(producer):
-    references, _ = producer.export("p-1", (5, 6))
-    edited = json.dumps(json.loads(references[0][0]) | {"num_tokens": 31})
-    producer.worker.carry(Work(declines=(Decline(producer.address, ((edited,),)),)))
-    assert producer.worker._engine.stats["live_exports"] == 1
-    producer.worker.carry(Work(declines=(Decline(producer.address, references),)))
-    producer.until_sent("p-1")
-    producer.worker.carry(Work(declines=(Decline(producer.address, references),)))
-    assert producer.look() == Results()
-    assert producer.worker._engine.peers == []
-
-
 def test_settings_reach_the_engine(producer):
     with consuming(transports=("tcp",), threads=1) as consumer:
         references, value = producer.export("p-1", (5, 6))
@@ -479,3 +409,27 @@ def test_nothing_is_logged_as_a_warning_when_all_is_well(producer, consumer, cap
         producer.until_sent("p-1")
     assert not caplog.records
     assert DIGEST  # the digest of both ends
+
+
+def test_every_rank_has_its_own_share_and_reports_it_once():
+    sizes = {"tp_size": 2, "pp_size": 2}
+    places = [{"pp_rank": pp, "tp_rank": tp, **sizes} for pp in range(2) for tp in range(2)]
+    with ExitStack() as stack:
+        producers = [stack.enter_context(consuming(f"p{n}", ranks=place)) for n, place in enumerate(places)]
+        consumers = [stack.enter_context(consuming(f"d{n}", ranks=place)) for n, place in enumerate(places)]
+        served = Directory("p", [side.worker.info for side in producers])
+        stack.callback(served.close)
+        issuers = [Issuer.from_bytes(side.worker.info.issuers[0]) for side in producers]
+        references = tuple((issuer.issue(num_blocks=2, num_tokens=32, digest=DIGEST).to_json(),) for issuer in issuers)
+        for rank, side in enumerate(producers):
+            side.fill(0, (5, 6), 10_000 * (1 + rank))
+            side.worker.carry(Work(exports=(ExportOrder("p-1", references, ((5, 6),), 60.0),)))
+        order = pull(ProducerAddress("p", "127.0.0.1", served.port), "d-1", references, (1, 2))
+        for side in consumers:
+            side.worker.carry(Work(pulls=(order,)))
+        for rank, (producing_rank, side) in enumerate(zip(producers, consumers, strict=True)):
+            side.until_received("d-1")
+            producing_rank.until_sent("p-1")
+            assert not side.failed
+            assert side.holds(0, (1, 2), 10_000 * (1 + rank))
+            assert side.look() == producing_rank.look() == Results()
