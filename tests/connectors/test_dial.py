@@ -154,6 +154,26 @@ def test_a_bug_in_a_job_fails_it_and_no_other(world, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_a_bug_in_a_line_fails_its_jobs_and_no_other(world, monkeypatch, caplog):
+    monkeypatch.setattr(FakeLine, "reach", lambda *args: [][1])
+    for _ in range(3):
+        world.submit("odd")
+    until(lambda: len(world.failed) == 3)
+    assert {type(error) for _, error in world.failed} == {InternalError}
+    assert "IndexError" in caplog.text
+    monkeypatch.undo()
+    world.submit("odd", "next")
+    until(lambda: world.ran == ["next"])
+
+
+def test_a_job_that_can_not_even_be_failed_costs_no_other(world, caplog):
+    producer = ProducerAddress("e", "good", 1)
+    world.dialler.submit(producer, Job("life", 0.0, lambda peer: None, lambda error: 1 / 0), urgent=True)
+    world.submit("good", "next")
+    until(lambda: world.ran == ["next"])
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_close_fails_what_waits(world):
     world.submit("dead", "running")
     until(lambda: any(line.reached for line in world.lines.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -204,6 +205,18 @@ def test_what_came_too_late_posts_nothing(world):
     world.jobs.pop().run(world)
     assert not world.transfers
     assert ended(world) == Results()
+
+
+def test_what_never_gets_a_connection_ends_by_its_deadline(world, monkeypatch):
+    """As when all threads are busy with other dead hosts, and the job is never begun."""
+    world.connected = False
+    begin(world)
+    assert ended(world) == Results()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31.0)
+    assert ended(world) == BAD
+    world.jobs.pop().run(world)
+    assert not world.transfers
 
 
 def test_the_newest_fate_counts_whichever_ends_first(world):

@@ -116,7 +116,7 @@ class Dialler:
             self._ready.clear()
             self._changed.notify_all()
         for job in left:
-            _settle(job, None, _closed())
+            _fail(job, _closed())
         for line in lines:
             line.close()
         end = time.monotonic() + timeout_s
@@ -189,23 +189,19 @@ def _run(line: Line, job: Job) -> None:
     try:
         if time.monotonic() >= job.deadline:
             raise TransferTimeoutError("no connection to the producer in time", operation="dial")
-        peer = line.reach(job.incarnation, job.deadline)
+        job.run(line.reach(job.incarnation, job.deadline))
     except PdkvError as error:
-        _settle(job, None, error)
-    else:
-        _settle(job, peer, None)
+        _fail(job, error)
+    except Exception as bug:  # noqa: BLE001 - a bug of ours in one job must not end the others
+        _log.exception("a job for a producer failed")
+        _fail(job, InternalError(f"a job failed: {bug!r}", operation="dial"))
 
 
-def _settle(job: Job, peer: Peer | None, error: PdkvError | None) -> None:
-    if peer is not None:
-        try:
-            job.run(peer)
-            return
-        except Exception as bug:  # noqa: BLE001 - a bug of ours in one job must not end the others
-            _log.exception("a job for a producer failed")
-            error = InternalError(f"a job failed: {bug!r}", operation="dial")
-    if error is not None:
+def _fail(job: Job, error: PdkvError) -> None:
+    try:
         job.fail(error)
+    except Exception:  # noqa: BLE001 - as above
+        _log.exception("a job for a producer could not be failed")
 
 
 def _closed() -> ClosedError:

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from pdkv.connectors.core.load import Kit
+from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import ExportOrder, Results
 from pdkv.errors import LayoutError, PdkvError
 
@@ -57,7 +58,7 @@ class Exports:
                 self._exports[export.reference.export_id] = (export, sending)
         except PdkvError as error:
             self._stats.count("num_failed_exports")
-            _log.error("request `%s` is not exported (%s): %s", order.request_id, error.kind, error.message)
+            _log.error("request `%s` is not exported (%s): %s", shown(order.request_id), error.kind, error.message)
             for export in made:
                 export.release()
         sending.left += len(made)

@@ -61,7 +61,7 @@ class Leases:
         try:
             references = own_references(watch.references, self._kit)
         except PdkvError as error:
-            _log.debug("the leases of request `%s` can't be kept (%s): %s", watch.request_id, error.kind, error.message)
+            _log.debug("a lease can't be kept (%s): %s", error.kind, error.message)
             return
         references = tuple(reference for reference in references if reference.num_blocks)
         if not references or references[0].incarnation == self._kit.engine.incarnation:
@@ -154,13 +154,11 @@ class Leases:
             if watched.ended:
                 return  # the export ended with the pull
             self._kit.stats.count("num_failed_notifications")
-            # What the owner doesn't know it may be about to export.
-            lost = isinstance(error, StaleReferenceError) and (
-                watched.missed or not isinstance(error, ReferenceUnknownError)
-            )
-            watched.missed = True
-            watched.ended = lost
-        _log.debug("a lease at `%s` was not renewed (%s): %s", watched.producer.engine_id, error.kind, error.message)
+            # What the owner doesn't know it may be about to export; when it is asked again it should know.
+            early = isinstance(error, ReferenceUnknownError) and not watched.missed
+            watched.missed |= early
+            watched.ended = isinstance(error, StaleReferenceError) and not early
+        _log.debug("a lease was not renewed (%s): %s", error.kind, error.message)
 
     def _leave_alone(self, producer: ProducerAddress, seconds: float) -> None:
         now = time.monotonic()

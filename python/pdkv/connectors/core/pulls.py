@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pdkv.connectors.core.declines import Declines
 from pdkv.connectors.core.dial import Dialler, Job
 from pdkv.connectors.core.load import Kit, Load
+from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import ProducerAddress, PullOrder, Refusal, Results
 from pdkv.errors import (
     PdkvError,
@@ -257,4 +258,4 @@ class Pulls:
             stats.count("num_refused_references")
         if isinstance(error, ReferenceExpiredError):
             stats.count("num_notifications_after_expiry")
-        _log.warning("request `%s`: its load failed (%s): %s", load.request_id, error.kind, error.message)
+        _log.warning("request `%s`: its load failed (%s): %s", shown(load.request_id), error.kind, error.message)
