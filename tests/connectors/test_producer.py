@@ -62,9 +62,11 @@ def test_children_share_the_export_of_the_first_that_finishes():
     delay, params = export("1_parent", producer=p)
     again, same = export("0_parent", producer=p)
     assert (delay, again, same) == (True, False, params)
+    params["remote_prefill_cached_tokens"] = 3  # as vLLM does with what it gets
+    assert export("2_parent", producer=p) == (False, same)
     assert [order.request_id for order in p.take()] == ["1_parent"]
     p.ended(["1_parent"])
-    assert export("2_parent", producer=p)[0]
+    assert export("3_parent", producer=p)[0]
 
 
 def test_namesakes_with_another_prompt_do_not_share():

@@ -80,12 +80,17 @@ def test_every_module_says_what_it_is(crate):
     assert not bare, f"no `//!` paragraph at the head of {bare}"
 
 
+# Only vLLM itself imports these, for the classes in them.
+IMPORTED_BY_VLLM = ("python/pdkv/connectors/vllm.py", "python/pdkv/connectors/vllm_metrics.py")
+
+
 def test_importing_pdkv_names_no_framework():
     heavy = ("import torch", "import vllm", "import cupy", "import matplotlib", "import rich")
     offenders = [
         f"{name(path)}: {line}"
         for path in files(".py")
         if path.is_relative_to(ROOT / "python/pdkv")
+        if name(path) not in IMPORTED_BY_VLLM
         for line in path.read_text().splitlines()
         if line.startswith(heavy) or line.startswith(tuple(word.replace("import", "from") for word in heavy))
     ]

@@ -6,12 +6,25 @@ and does nothing where there is none to register.
 
 from __future__ import annotations
 
+import contextlib
+
 __all__ = ["register"]
+
+
+_NAME = "PdkvConnector"
 
 
 def register() -> None:
     """Registers what fits the vLLM that is running. Calling it twice is no error."""
-    from pdkv.compat.vllm_v0 import fits, register
+    from pdkv.compat import vllm_v0
 
-    if fits():
-        register()
+    if vllm_v0.fits():
+        vllm_v0.register()
+        return
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    except ImportError:
+        return  # a vLLM that has no connectors, or none at all
+    # A second call, or one in a process that another plugin has prepared, finds the name taken.
+    with contextlib.suppress(ValueError):
+        KVConnectorFactory.register_connector(_NAME, "pdkv.connectors.vllm", _NAME)

@@ -16,7 +16,7 @@ from typing import Any
 from pdkv.connectors.core import params as schema
 from pdkv.connectors.core.params import Ticket
 from pdkv.connectors.core.producer import NULL_BLOCK, parent_of
-from pdkv.connectors.core.work import Decline, ProducerAddress, PullOrder, Refusal, Watch, Work
+from pdkv.connectors.core.work import Decline, ProducerAddress, PullOrder, References, Refusal, Watch, Work
 from pdkv.errors import LayoutError, PdkvError
 
 __all__ = ["Consumer"]
@@ -37,6 +37,7 @@ class _Load:
     Attributes:
         ticket: What the producer said, if it can be believed so far.
         producer: Where it can be asked.
+        references: What is to be answered, by a pull or a decline.
         refusal: Why it can't be believed.
         leader: The sibling that fetches for this request too.
         phase: How far it is.
@@ -45,6 +46,7 @@ class _Load:
 
     ticket: Ticket | None
     producer: ProducerAddress | None
+    references: References
     refusal: PdkvError | None
     leader: str | None
     num_prompt_tokens: int
@@ -55,14 +57,20 @@ class Consumer:
     """Loads of one LLM engine.
 
     Args:
+        engine_id: The LLM engine.
         block_tokens: For each KV group, tokens in a block.
         lease_s: Seconds to ask for when a lease is renewed.
         on_refused: Called with each refusal, for logs and statistics.
     """
 
     def __init__(
-        self, block_tokens: Sequence[int], lease_s: float, on_refused: Callable[[str, PdkvError], None]
+        self,
+        engine_id: str,
+        block_tokens: Sequence[int],
+        lease_s: float,
+        on_refused: Callable[[str, PdkvError], None],
     ) -> None:
+        self._engine_id = engine_id
         self._block_tokens = tuple(block_tokens)
         self._lease_s = lease_s
         self._on_refused = on_refused
@@ -82,10 +90,16 @@ class Consumer:
         try:
             ticket, producer = schema.read(params, num_prompt_tokens)
         except PdkvError as error:
-            self._loads[request_id] = _Load(None, None, error, None, num_prompt_tokens)
+            named = schema.read_exports(params)
+            where, references = (None, ()) if named is None else named
+            self._loads[request_id] = _Load(None, where, references, error, None, num_prompt_tokens)
+            return
+        if producer.engine_id == self._engine_id:
+            # A router took this engine for both legs: what it has, it finds in its own prefix cache.
+            self._declines.append(Decline(producer, ticket.references))
             return
         leader = self._leader(request_id, ticket)
-        self._loads[request_id] = _Load(ticket, producer, None, leader, num_prompt_tokens)
+        self._loads[request_id] = _Load(ticket, producer, ticket.references, None, leader, num_prompt_tokens)
         if leader is None:
             self._watches.append(Watch(request_id, producer, ticket.references, self._lease_s))
 
@@ -134,12 +148,13 @@ class Consumer:
             except PdkvError as error:
                 load.refusal = error
                 self._unwatches.append(request_id)
-                self._declines.append(Decline(load.producer, load.ticket.references))
+                self._declines.append(Decline(load.producer, load.references))
             else:
                 self._pulls.append(order)
                 return
         if load.refusal is not None:
-            self._refusals.append(Refusal(request_id, load.refusal.kind, load.refusal.message))
+            blocks = self._unfetched(load.num_prompt_tokens, num_external_tokens, block_ids)
+            self._refusals.append(Refusal(request_id, load.refusal.kind, load.refusal.message, blocks))
             self._on_refused(request_id, load.refusal)
 
     def loaded(self, request_ids: Iterable[str]) -> None:
@@ -160,8 +175,17 @@ class Consumer:
             self._cancels.append(request_id)
         self._leave_family(request_id, load)
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something for the workers to do."""
+        return bool(
+            self._pulls or self._refusals or self._declines or self._watches or self._unwatches or self._cancels
+        )
+
     def take(self) -> Work:
         """What the workers are to do by the next step."""
+        if not self.pending:
+            return Work.NOTHING
         work = Work(
             pulls=tuple(self._pulls),
             refusals=tuple(self._refusals),
@@ -170,8 +194,7 @@ class Consumer:
             unwatches=tuple(self._unwatches),
             cancels=tuple(self._cancels),
         )
-        if work:
-            self._reset()
+        self._reset()
         return work
 
     def _reset(self) -> None:
@@ -203,14 +226,15 @@ class Consumer:
     def _let_go(self, request_id: str, load: _Load) -> None:
         """Answers the export without fetching it."""
         load.phase = _Phase.OVER
-        if load.ticket is None or load.producer is None or load.leader is not None:
+        if load.producer is None or load.leader is not None:
             return
-        self._unwatches.append(request_id)
+        if load.ticket is not None:
+            self._unwatches.append(request_id)
         heir = self._heir(request_id)
         if heir is None:
-            self._declines.append(Decline(load.producer, load.ticket.references))
+            self._declines.append(Decline(load.producer, load.references))
         else:
-            self._watches.append(Watch(heir, load.producer, load.ticket.references, self._lease_s))
+            self._watches.append(Watch(heir, load.producer, load.references, self._lease_s))
 
     def _heir(self, request_id: str) -> str | None:
         """The sibling that takes over from a request that will not fetch, now the leader of the others."""
@@ -223,6 +247,17 @@ class Consumer:
         for name, load in waiting.items():
             load.leader = None if name == heir else heir
         return heir
+
+    def _unfetched(
+        self, num_prompt_tokens: int, num_external_tokens: int, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[int, ...]:
+        """The blocks behind what the request had already: those that a load was to fill, at least."""
+        return tuple(
+            block
+            for ids, block_tokens in zip(block_ids, self._block_tokens, strict=False)
+            for block in ids[max(num_prompt_tokens - num_external_tokens, 0) // block_tokens :]
+            if block != NULL_BLOCK
+        )
 
     def _order(
         self,

@@ -17,7 +17,17 @@ from pdkv.connectors.core.digest import seal
 from pdkv.connectors.core.work import ProducerAddress, References
 from pdkv.errors import PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
 
-__all__ = ["Group", "Ticket", "answer", "asks_for_decode", "asks_for_prefill", "expand", "read", "runs_of"]
+__all__ = [
+    "Group",
+    "Ticket",
+    "answer",
+    "asks_for_decode",
+    "asks_for_prefill",
+    "expand",
+    "read",
+    "read_exports",
+    "runs_of",
+]
 
 VERSION = 1
 _OPERATION = "kv_transfer_params"
@@ -58,6 +68,8 @@ class Ticket:
         num_tokens: Tokens of the prompt that the export covers.
         groups: For each KV group, what is exported of it.
         references: For each rank and group.
+        tp_size: Ranks of the producer that share the heads.
+        pp_size: Ranks of the producer that share the layers.
     """
 
     engine_id: str
@@ -65,6 +77,8 @@ class Ticket:
     num_tokens: int
     groups: tuple[Group, ...]
     references: References = ()
+    tp_size: int = 1
+    pp_size: int = 1
 
     def statement(self) -> dict[str, Any]:
         """The object `pdkv`, but for the references."""
@@ -73,6 +87,8 @@ class Ticket:
             "engine_id": self.engine_id,
             "request_id": self.request_id,
             "num_tokens": self.num_tokens,
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
             "groups": [
                 {"first": group.first, "block_tokens": group.block_tokens, "runs": [list(run) for run in group.runs]}
                 for group in self.groups
@@ -112,7 +128,7 @@ def asks_for_prefill(params: Mapping[str, Any] | None) -> bool:
     return params.get("pdkv") is not None or any(params.get(key) is not None for key in _REMOTE)
 
 
-def answer(ticket: Ticket, host: str, port: int, *, tp_size: int, pp_size: int) -> dict[str, Any]:
+def answer(ticket: Ticket, host: str, port: int) -> dict[str, Any]:
     """The parameters that a producer returns: NIXL's thirteen keys but the scheduler's own, and `pdkv`."""
     blob = ticket.statement()
     blob["references"] = [[json.loads(text) for text in rank] for rank in ticket.references]
@@ -124,9 +140,9 @@ def answer(ticket: Ticket, host: str, port: int, *, tp_size: int, pp_size: int) 
         "remote_request_id": ticket.request_id,
         "remote_host": host,
         "remote_port": port,
-        "tp_size": tp_size,
+        "tp_size": ticket.tp_size,
         "dcp_size": 1,
-        "pp_size": pp_size,
+        "pp_size": ticket.pp_size,
         "remote_num_tokens": ticket.num_tokens,
         "remote_blocks_expiry_time": None,
         "transfer_mode": "pull",
@@ -155,15 +171,40 @@ def read(params: Mapping[str, Any], num_prompt_tokens: int) -> tuple[Ticket, Pro
         )
     try:
         ticket = _ticket(blob, num_prompt_tokens)
-        producer = ProducerAddress(
-            ticket.engine_id, _text(params.get("remote_host"), "remote_host"), _port(params.get("remote_port"))
-        )
+        producer = _producer(params, blob)
         _compare(params, ticket)
     except PdkvError:
         raise
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _forged(f"`pdkv` can't be read: {error!r:.200}") from error
     return ticket, producer
+
+
+def read_exports(params: Mapping[str, Any]) -> tuple[ProducerAddress, References] | None:
+    """The exports that parameters name, however little else in them can be believed; `None` if they name none.
+
+    Enough to give them back to their producer, which compares the seals.
+    """
+    try:
+        blob = params["pdkv"]
+        return _producer(params, blob), _references(blob)
+    except (PdkvError, LookupError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _producer(params: Mapping[str, Any], blob: Any) -> ProducerAddress:
+    return ProducerAddress(
+        _text(blob["engine_id"], "engine_id"),
+        _text(params.get("remote_host"), "remote_host"),
+        _port(params.get("remote_port")),
+    )
+
+
+def _references(blob: Any) -> References:
+    return tuple(
+        tuple(json.dumps(reference) for reference in _items(rank, "references", _MAX_GROUPS))
+        for rank in _items(blob["references"], "references", _MAX_RANKS)
+    )
 
 
 def _ticket(blob: Any, num_prompt_tokens: int) -> Ticket:
@@ -182,10 +223,7 @@ def _ticket(blob: Any, num_prompt_tokens: int) -> Ticket:
             hint="the reference is of another prompt",
         )
     groups = tuple(_group(group, num_tokens) for group in _items(blob["groups"], "groups", _MAX_GROUPS))
-    references = tuple(
-        tuple(json.dumps(reference) for reference in _items(rank, "references", _MAX_GROUPS))
-        for rank in _items(blob["references"], "references", _MAX_RANKS)
-    )
+    references = _references(blob)
     if not references or any(len(rank) != len(groups) for rank in references):
         raise _forged(f"there are references for `{[len(rank) for rank in references]}` of `{len(groups)}` groups")
     return Ticket(
@@ -194,6 +232,8 @@ def _ticket(blob: Any, num_prompt_tokens: int) -> Ticket:
         num_tokens=num_tokens,
         groups=groups,
         references=references,
+        tp_size=_number(blob["tp_size"], "tp_size", 1),
+        pp_size=_number(blob["pp_size"], "pp_size", 1),
     )
 
 
@@ -214,6 +254,10 @@ def _compare(params: Mapping[str, Any], ticket: Ticket) -> None:
         "remote_engine_id": ticket.engine_id,
         "remote_request_id": ticket.request_id,
         "remote_num_tokens": ticket.num_tokens,
+        "tp_size": ticket.tp_size,
+        "dcp_size": 1,
+        "pp_size": ticket.pp_size,
+        "transfer_mode": "pull",
     }
     for key, fact in facts.items():
         value = params.get(key)

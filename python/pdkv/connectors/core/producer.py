@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pdkv.connectors.core.params import Group, Ticket, answer, runs_of
@@ -97,11 +97,13 @@ class Producer:
         parent = parent_of(finished.request_id)
         sibling = self._families.get(parent) if parent is not None else None
         if sibling is not None and sibling[0] == finished.digest:
-            return False, sibling[1]
+            return False, dict(sibling[1])  # vLLM adds to what it gets
         groups = self._groups(finished)
         if groups is None or finished.request_id in self._alive:
             return False, None
-        ticket = Ticket(self._engine_id, finished.request_id, finished.num_tokens, groups)
+        ticket = Ticket(
+            self._engine_id, finished.request_id, finished.num_tokens, groups, tp_size=tp_size, pp_size=pp_size
+        )
         digest = finished.digest + ticket.seal()
         references = tuple(
             tuple(
@@ -115,17 +117,22 @@ class Producer:
             )
             for issuers in ranks
         )
-        ticket = Ticket(self._engine_id, finished.request_id, finished.num_tokens, groups, references)
+        ticket = replace(ticket, references=references)
         pinned = tuple(
             tuple(blocks[group.first : group.first + group.num_blocks])
             for blocks, group in zip(finished.block_ids, groups, strict=True)
         )
         self._orders.append(ExportOrder(finished.request_id, references, pinned, self._lease_s))
-        params = answer(ticket, host, port, tp_size=tp_size, pp_size=pp_size)
+        params = answer(ticket, host, port)
         self._alive[finished.request_id] = parent
         if parent is not None:
-            self._families[parent] = (finished.digest, params)
+            self._families[parent] = (finished.digest, dict(params))
         return True, params
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something for the workers to pin."""
+        return bool(self._orders)
 
     def take(self) -> tuple[ExportOrder, ...]:
         """What the workers are to pin by the next step."""

@@ -1,0 +1,126 @@
+"""Tensors as vLLM registers them, in every form that its releases use, as groups of pdkv's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import pdkv
+from pdkv.connectors import vllm_caches
+from pdkv.errors import LayoutError, UnsupportedError
+
+pytestmark = pytest.mark.vllm
+
+BLOCKS, HEADS, TOKENS, CONTENT = 6, 2, 32, 64
+RANKS = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+def config(*groups, tokens=TOKENS, blocks=BLOCKS, spec=FullAttentionSpec):
+    kind = spec(block_size=tokens, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
+    return SimpleNamespace(
+        num_blocks=blocks,
+        kv_cache_groups=[SimpleNamespace(layer_names=list(names), kv_cache_spec=kind) for names in groups],
+    )
+
+
+def registered(tensors, kv_cache_config):
+    groups = vllm_caches.group_caches(tensors, kv_cache_config, **RANKS)
+    return groups, [
+        pdkv.resolve_layout(dict(group.tensors), layout=group.layout, block_tokens=group.block_tokens)
+        for group in groups
+    ]
+
+
+def storage_of(layers, shape):
+    whole = torch.zeros((layers, *shape))
+    return {f"layers.{layer}": whole[layer] for layer in range(layers)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((BLOCKS, HEADS, TOKENS, CONTENT), "BHNC"),
+        ((2, BLOCKS, TOKENS, HEADS, CONTENT // 2), "KBNHC"),
+        ((BLOCKS, 2, TOKENS, HEADS, CONTENT // 2), "BKNHC"),
+        ((BLOCKS, TOKENS, 576), "BNC"),
+    ],
+)
+def test_the_forms_of_all_releases(shape, axes):
+    groups, layouts = registered(storage_of(3, shape), config([f"layers.{layer}" for layer in range(3)]))
+    assert [group.layout for group in groups] == [axes]
+    assert (layouts[0].num_blocks, layouts[0].num_layers, layouts[0].block_tokens) == (BLOCKS, 3, TOKENS)
+    assert layouts[0].block_bytes == 3 * 4 * torch.Size(shape).numel() // BLOCKS
+
+
+def test_heads_first_in_memory_is_seen_by_strides():
+    tensors = {"a": torch.zeros(BLOCKS, TOKENS, HEADS, CONTENT).transpose(1, 2)}
+    _, (layout,) = registered(tensors, config(["a"]))
+    assert (layout.num_heads, layout.block_tokens) == (HEADS, TOKENS)
+
+
+def test_kernel_blocks_smaller_than_vllms_are_taken_as_bytes():
+    """Two of the kernel's blocks make one of the scheduler's."""
+    tensors = storage_of(2, (2 * BLOCKS, HEADS, TOKENS // 2, CONTENT))
+    groups, (layout,) = registered(tensors, config(["layers.0", "layers.1"]))
+    assert groups[0].layout == "BC"
+    assert layout.num_blocks == BLOCKS
+    assert layout.block_bytes == 2 * HEADS * TOKENS * CONTENT * 4
+    view = groups[0].tensors["layers.1"]
+    assert view.data_ptr() == tensors["layers.1"].data_ptr()
+    tensors["layers.1"][2:4] = 1.0
+    assert (view[1].view(torch.float32) == 1).all()
+    assert not view[0].any()
+
+
+def test_a_block_in_pieces_that_cannot_be_named_is_refused():
+    tensors = {"a": torch.zeros(HEADS, 2 * BLOCKS, TOKENS // 2, CONTENT).transpose(0, 1)}
+    with pytest.raises(LayoutError, match="`a` lie in pieces") as refused:
+        vllm_caches.group_caches(tensors, config(["a"]), **RANKS)
+    assert "VLLM_KV_CACHE_LAYOUT" in refused.value.hint
+
+
+def test_groups_may_lie_on_the_same_memory():
+    memory = torch.zeros(BLOCKS, HEADS, TOKENS, CONTENT)
+    groups, layouts = registered({"full": memory, "window": memory.view_as(memory)}, config(["full"], ["window"]))
+    assert [list(group.tensors) for group in groups] == [["full"], ["window"]]
+    with pdkv.Engine("groups", listen=None) as engine:
+        for group in groups:
+            engine.register_kv_cache(dict(group.tensors), layout=group.layout, block_tokens=TOKENS, shard=group.shard)
+    assert layouts[0] == layouts[1] or layouts[0].num_blocks == layouts[1].num_blocks
+
+
+def test_layers_that_share_anothers_memory_are_left_out():
+    tensors = storage_of(1, (BLOCKS, HEADS, TOKENS, CONTENT))
+    groups, _ = registered({**tensors, "shared": tensors["layers.0"]}, config(["layers.0"]))
+    assert list(groups[0].tensors) == ["layers.0"]
+
+
+def test_a_group_that_is_not_transferred_is_left_out():
+    kv_cache_config = config(["a"], ["b"])
+    kv_cache_config.kv_cache_groups[0].enable_kv_transfer = False
+    assert [index for index, _ in vllm_caches.transfer_groups(kv_cache_config)] == [1]
+
+
+def test_states_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match="MambaSpec"):
+        vllm_caches.block_tokens(config(["mixer"], spec=MambaSpec))
+    with pytest.raises(UnsupportedError, match="`a` is a `list`"):
+        vllm_caches.group_caches({"a": [torch.zeros(1)]}, config(["a"]), **RANKS)
+
+
+def test_what_bytes_mean_names_the_model_the_device_and_every_group():
+    text = vllm_caches.meaning("smol", config(["a"]), "cpu(vec)")
+    assert text.startswith(
+        "smol|cpu(vec)|FullAttentionSpec(block_size=32,num_kv_heads=2,head_size=32,dtype=torch.float32"
+    )
+    assert text != vllm_caches.meaning("smol", config(["a"], tokens=64), "cpu(vec)")
