@@ -35,6 +35,18 @@ def test_what_is_no_json_object_is_refused(raw):
     assert json.loads(failure.value.answer.body)["error"]["code"] == 400
 
 
+@pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ('[{"a":', "}]")], ids=["objects", "lists"])
+def test_a_body_that_is_nested_too_deeply_is_refused(opening, closing):
+    def nested(levels):
+        return f'{{"prompt": {opening * levels}1{closing * levels}}}'.encode()
+
+    assert bodies.for_prefill(bodies.read(nested(90), chat=False))
+    for levels in (250, 500, 1000, 100_000):
+        with pytest.raises(FailedError) as failure:
+            bodies.read(nested(levels), chat=False)
+        assert failure.value.answer.status == 400
+
+
 @pytest.mark.parametrize(
     ("prompt", "tokens"),
     [

@@ -318,6 +318,23 @@ def test_bad_requests_are_refused_in_openai_s_shape(raw, kind, status):
     run(main)
 
 
+@pytest.mark.parametrize("name", [b"X-Request-Id", b"Authorization", b"Traceparent"])
+def test_a_header_that_cannot_be_passed_on_is_the_client_s_fault(name):
+    async def main():
+        async with world() as w:
+            reader, writer = await asyncio.open_connection(*w.url.removeprefix("http://").split(":"))
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
+            )
+            writer.write(head + b"Content-Length: 2\r\n" + name + b": \xff\xfe\r\n\r\n{}")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            assert all(instance.healthy for instance in w.instances)  # nobody is thought ill because of it
+            assert w.prefill[0].seen == []
+
+    run(main)
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
 def test_a_body_that_is_not_what_its_encoding_says_is_refused(encoding):
     async def main():

@@ -18,7 +18,7 @@ from pdkv.proxy.instances import Instance
 from pdkv.proxy.settings import Settings
 from proxy.engine import Engine
 
-PATIENCE_S = 60.0  # for what must happen; nothing is judged by how soon
+PATIENCE_S = 100.0  # for what must happen; nothing is judged by how soon
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -88,7 +88,8 @@ async def world(prefill: int = 1, decode: int = 1, **settings: Any) -> AsyncIter
     references: dict[str, str] = {}
     engines = [await Engine(references=references).start() for _ in range(prefill + decode)]
     first, second = engines[:prefill], engines[prefill:]
-    told = {"probe_interval_s": 30.0, "port": 0} | settings  # probes come when they are wanted, not in between
+    # Probes come when they are wanted, not in between, and a slow machine takes nobody out.
+    told = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "port": 0} | settings
     urls = {"prefill": tuple(one.url for one in first), "decode": tuple(one.url for one in second)}
     proxy = Proxy(Settings(**urls, **told).checked())
     runner = web.AppRunner(proxy.app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)

@@ -20,7 +20,7 @@ from pdkv.proxy.settings import Settings
 _ROUTED = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 
 # What goes on to the instances beside the body: who asks, and the names under which the request is traced.
-_PASSED = ("Authorization", "Traceparent", "Tracestate")
+_PASSED = ("Authorization", REQUEST_ID, "Traceparent", "Tracestate")
 
 
 class Proxy:
@@ -101,10 +101,11 @@ class Proxy:
 
     async def _answer(self, request: web.Request, task: asyncio.Task[object]) -> tuple[web.StreamResponse, str]:
         """The answer, and how it is counted."""
-        headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        headers[REQUEST_ID] = request.headers.get(REQUEST_ID) or f"pdkv-{uuid.uuid4().hex}"
+        request_id = f"pdkv-{uuid.uuid4().hex}"
         exchange: Exchange | None = None
         try:
+            headers = _passed(request)
+            request_id = headers.setdefault(REQUEST_ID, request_id)
             if self._draining:
                 raise failed(503, "the proxy is shutting down", "unavailable")
             ask = bodies.read(await self._body(request), chat=request.path == "/v1/chat/completions")
@@ -119,7 +120,7 @@ class Proxy:
             task.uncancel()  # the proxy ends, not the client: the client is told
             told = failed(503, "the proxy is shutting down", "unavailable")
         if exchange is None:
-            return respond(told.answer, {REQUEST_ID: headers[REQUEST_ID]}), told.outcome
+            return respond(told.answer, {REQUEST_ID: request_id}), told.outcome
         return await exchange.end(told), told.outcome
 
     async def _body(self, request: web.Request) -> bytes:
@@ -139,9 +140,9 @@ class Proxy:
 
     async def _models(self, request: web.Request) -> web.Response:
         """Passes a decode instance's list of models through."""
-        headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
         tried: list[Instance] = []
         try:
+            headers = _passed(request)
             while True:
                 with self._parts.decode.lease(0, tried) as instance:
                     tried.append(instance)
@@ -163,6 +164,19 @@ class Proxy:
     async def _metrics(self, _: web.Request) -> web.Response:
         """The counters, for Prometheus."""
         return respond(self._parts.metrics.render(), {})
+
+
+def _passed(request: web.Request) -> dict[str, str]:
+    """The client's headers that go on to the instances.
+
+    Raises:
+        FailedError: One of them could not be sent.
+    """
+    headers = {name: request.headers[name] for name in _PASSED if request.headers.get(name)}
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()):
+            raise failed(400, f"the header `{name}` holds something else than printable ASCII", "refused")
+    return headers
 
 
 @web.middleware

@@ -16,6 +16,9 @@ from pdkv.proxy.answers import failed
 
 CHARACTERS_PER_TOKEN = 4
 
+# Far beyond any schema of a tool, and far below what would end Python's recursion.
+_MAX_DEPTH = 200
+
 # What only a router may say to an engine; from a client it could name somebody else's KV.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params")
 
@@ -48,10 +51,12 @@ def read(raw: bytes, *, chat: bool) -> Ask:
     """Understands a body as far as the proxy must.
 
     Raises:
-        FailedError: It is no JSON object.
+        FailedError: It is no JSON object, or nested too deeply.
     """
     try:
         fields = json.loads(raw, parse_constant=_refuse_constant)
+        if _depth_exceeds(fields, _MAX_DEPTH):
+            raise ValueError(f"it is nested more than `{_MAX_DEPTH}` levels deep")
         json.dumps(fields, allow_nan=False)  # 1e999 is read as infinity, which is no JSON
     except (ValueError, RecursionError) as error:
         raise failed(400, f"the body is no JSON: {error}", "refused") from None
@@ -127,6 +132,15 @@ def _pieces(said: object) -> Iterator[str | int]:
     elif isinstance(said, (list, tuple)):
         for value in said:
             yield from _pieces(value)
+
+
+def _depth_exceeds(value: object, levels: int) -> bool:
+    layer = [value]
+    while layer and levels >= 0:
+        levels -= 1
+        inner = (one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, (dict, list)))
+        layer = [child for children in inner for child in children]
+    return bool(layer)
 
 
 def _refuse_constant(name: str) -> None:

@@ -82,7 +82,7 @@ class Legs:
                         headers=headers,
                         allow_redirects=False,
                     )
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (aiohttp.ClientError, OSError) as error:
                 raise self._lost(instance, error) from error
             async with response:
                 outcome = f"{response.status // 100}xx"
@@ -114,7 +114,7 @@ class Legs:
 
     @staticmethod
     def _lost(instance: Instance, error: BaseException) -> LostError:
-        connecting = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError))
+        connecting = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
         late = isinstance(error, TimeoutError) and not connecting
         lost = LostError(instance, error, sent=not connecting, late=late)
         if not late:

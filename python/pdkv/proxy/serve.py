@@ -12,6 +12,8 @@ from pdkv.errors import ConfigError
 from pdkv.proxy.app import Proxy
 from pdkv.proxy.settings import Settings
 
+_BACKLOG = 1024  # clients that come at once, before they are accepted
+
 
 def run(settings: Settings, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT, and then lets running requests end; a second signal ends them. Blocks.
@@ -36,7 +38,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> None:
     await runner.setup()
     try:
         await proxy.start()
-        site = web.TCPSite(runner, settings.host, settings.port)
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
         try:
             await site.start()
         except OSError as error:
