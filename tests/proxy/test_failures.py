@@ -116,7 +116,7 @@ def test_the_last_answer_reaches_the_client_when_all_are_away(role):
         ("decode", drop, 502),
     ],
 )
-def test_an_instance_without_another_is_an_error_in_openai_s_shape(role, spoil, status):
+def test_an_instance_without_another_is_an_error_in_openai_s_shape(role, spoil, status, caplog):
     async def main():
         async with world() as w:
             await spoil(getattr(w, role)[0])
@@ -125,6 +125,8 @@ def test_an_instance_without_another_is_an_error_in_openai_s_shape(role, spoil, 
             assert answer["error"].keys() == {"message", "type", "param", "code"}
             assert answer["error"]["code"] == status
             assert role in answer["error"]["message"]
+            assert "127.0.0.1" not in answer["error"]["message"]  # not for clients, but
+            assert getattr(w, role)[0].url in caplog.text
             assert "X-Request-Id" in headers
             if spoil is refuse:  # it is out from then on, and nobody is asked for nothing
                 before = len(w.prefill[0].seen)

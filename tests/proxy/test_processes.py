@@ -37,9 +37,9 @@ def engine(role="plain"):
 
 
 @contextmanager
-def proxy(prefill, decode, *options):
+def proxy(prefill, decode, *options, before=()):
     command = [sys.executable, "-m", "pdkv.cli", "proxy", "--prefill", prefill, "--decode", decode, "--port", "0"]
-    with process(*command, *options) as child:
+    with process(*before, *command, *options) as child:
         line = child.stdout.readline()
         assert line.startswith("pdkv proxy listens on http://127.0.0.1:"), child.stderr.read()
         yield child, line.split()[-1]
@@ -72,6 +72,14 @@ def test_an_engine_that_is_killed_in_the_middle_of_a_stream_and_one_that_comes_a
         assert json.load(refused.value)["error"]["type"] == "ServiceUnavailableError"
         child.terminate()
         assert child.wait(PATIENCE_S) == 0
+
+
+def test_as_many_connections_as_the_machine_allows():
+    few = ("sh", "-c", 'ulimit -Sn 256 && exec "$@"', "sh")
+    with engine() as (_, url), proxy(url, url, before=few) as (child, _):
+        [line] = [one for one in Path(f"/proc/{child.pid}/limits").read_text().splitlines() if "open files" in one]
+        soft, hard = line.split()[3:5]
+        assert soft == hard != "256"
 
 
 def test_sigterm_with_a_stuck_request_ends_it_with_an_event_and_then_the_proxy():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,8 @@ from pdkv.proxy.answers import Answer
 from pdkv.proxy.instances import Instance
 from pdkv.proxy.metrics import Metrics
 from pdkv.proxy.settings import Settings
+
+_LOG = logging.getLogger("pdkv.proxy")
 
 # What a server in front of an engine says while the engine is away.
 AWAY = frozenset({502, 503, 504})
@@ -32,10 +35,10 @@ class LostError(Exception):
     """
 
     def __init__(self, instance: Instance, error: BaseException, *, sent: bool, late: bool) -> None:
-        """Takes the words from the error."""
+        """Puts the details into the log: a client is not told where the instances are."""
         what = "was silent for too long" if late else ("broke off" if sent else "accepted no connection")
-        detail = f": {error}" if str(error) and not late else ""
-        super().__init__(f"the {instance.role} instance {what}{detail}")
+        _LOG.warning("%s %s %s: %s", instance.role, instance.url, what, str(error) or type(error).__name__)
+        super().__init__(f"the {instance.role} instance {what}")
         self.sent = sent
         self.late = late
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import signal
 from collections.abc import Callable
 
@@ -25,7 +27,15 @@ def run(settings: Settings, announce: Callable[[str], None]) -> None:
     Raises:
         ConfigError: Nobody can listen there.
     """
+    _allow_many_connections()
     asyncio.run(_run(settings, announce))
+
+
+def _allow_many_connections() -> None:
+    """Lets this process open as many as it may: each request needs two, and the usual limit is 1024 files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # then fewer requests run at once
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(settings: Settings, announce: Callable[[str], None]) -> None:
