@@ -1,0 +1,84 @@
+"""Memory of a stand-in engine's ranks, filled with numbers that give away whose KV they are.
+
+Each cell holds a number made of the tokens up to its position, so a request that runs on KV of anything but its own
+prompt is found out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from connectors.stand_in import Tensor, has
+
+BLOCK_TOKENS = 4
+NUM_BLOCKS = 64
+NULL_BLOCK = 0
+_LAYERS, _HEADS, _SIZE = 2, 2, 2
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """What vLLM calls the specification of a layer's cache."""
+
+
+class Rank:
+    """The memory of one worker, in the form in which the release registers it.
+
+    Args:
+        release: The release of vLLM.
+        rank: Which of the ranks that share the heads.
+        groups: KV groups of the model.
+    """
+
+    def __init__(self, release: str, rank: int, groups: int) -> None:
+        self.rank = rank
+        self._by_head = has(release, "0.26.0")
+        by_head = (NUM_BLOCKS, _HEADS, BLOCK_TOKENS, 2 * _SIZE)
+        by_token = (NUM_BLOCKS, 2, BLOCK_TOKENS, _HEADS, _SIZE)
+        self.layers = {
+            name: np.zeros(by_head if self._by_head else by_token, np.uint16).view(Tensor)
+            for group in range(groups)
+            for name in layer_names(group)
+        }
+
+    def write(self, tokens: list[int], blocks: list[list[int]], positions: range) -> None:
+        """What a forward pass over these positions leaves behind."""
+        for cells, value, _ in self._cells(tokens, blocks, positions):
+            cells[...] = value
+
+    def check(self, tokens: list[int], blocks: list[list[int]], positions: range) -> None:
+        """Whether the cache holds what a forward pass over these positions would have left behind."""
+        for cells, value, where in self._cells(tokens, blocks, positions):
+            assert set(cells.flatten().tolist()) == {value}, f"rank {self.rank}: wrong KV in {where}"
+
+    def _cells(
+        self, tokens: list[int], blocks: list[list[int]], positions: range
+    ) -> Iterator[tuple[np.ndarray[Any, Any], int, str]]:
+        for group, ids in enumerate(blocks):
+            for position in positions:
+                block, offset = ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                if block == NULL_BLOCK:  # a window has left it behind
+                    continue
+                mark = zlib.crc32(repr(tokens[: position + 1]).encode())
+                for layer, name in enumerate(layer_names(group)):
+                    tensor = self.layers[name]
+                    value = (mark + 7 * layer + 13 * self.rank + 17 * group) % ((1 << 16) - 1) + 1
+                    yield tensor[block, :, offset], value, f"layer `{name}`, token {position}, block {block}"
+
+
+def layer_names(group: int) -> list[str]:
+    """The layers of a group."""
+    return [f"model.{group}.{layer}" for layer in range(_LAYERS)]
+
+
+def cache_config(groups: int) -> SimpleNamespace:
+    """What vLLM tells a connector of the groups."""
+    spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=_HEADS, head_size=_SIZE, dtype="uint16")
+    return SimpleNamespace(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_groups=[SimpleNamespace(layer_names=layer_names(at), kv_cache_spec=spec) for at in range(groups)],
+    )
