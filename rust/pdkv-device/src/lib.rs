@@ -15,6 +15,7 @@ mod fds;
 mod host;
 mod io;
 mod iov;
+pub mod kernels;
 pub mod limits;
 mod mapping;
 mod os;

@@ -8,6 +8,7 @@
 mod axis;
 mod disjoint;
 mod meaning;
+mod packed;
 mod request;
 
 use std::sync::Arc;

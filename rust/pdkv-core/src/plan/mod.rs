@@ -6,6 +6,7 @@
 //! any order. Nothing here moves a byte or knows a transport.
 
 mod explain;
+mod geometry;
 mod lanes;
 mod page_walk;
 mod pages;
@@ -18,6 +19,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 pub use explain::Explanation;
+pub use geometry::{BlockPairs, BlockShape, Geometry, PlanePair, StridedAxis};
 pub use page_walk::PageWalk;
 pub use selection::Selection;
 pub use wire_order::{WireAxis, WireOrder};

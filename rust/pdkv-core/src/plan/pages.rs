@@ -14,8 +14,8 @@ use crate::layout::KvLayout;
 
 #[derive(Debug)]
 pub(super) struct Pages {
-    segments: Segments<2>,
-    lanes: Lanes,
+    pub(super) segments: Segments<2>,
+    pub(super) lanes: Lanes,
     total_bytes: u64,
 }
 

@@ -2,6 +2,7 @@
 
 mod caches;
 mod golden;
+mod packed;
 mod pages;
 mod scale;
 mod spans;

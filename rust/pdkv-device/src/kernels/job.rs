@@ -1,0 +1,208 @@
+//! What there is to copy, in the terms of the kernels: lanes of one shape, and tables of pages.
+//!
+//! A plan of pages becomes one job for each of its shapes, nearly always a single one. Addresses are the caller's: where each
+//! region of the two sides lies for the device that copies.
+
+use pdkv_core::plan::{BlockShape, Geometry, Place};
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::view::Lane;
+
+/// Strides of the pages of one side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Bytes from entry to entry of the table.
+    pub page_stride: u64,
+    /// Pages that an entry holds: more than 1 where the other side's pages are smaller. At least 1.
+    pub parts: u32,
+    /// Bytes from part to part of an entry.
+    pub part_stride: u64,
+}
+
+/// A strided axis of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Pieces along it, at least 1.
+    pub count: u32,
+    /// Bytes from piece to piece at the source.
+    pub src_stride: u64,
+    /// Bytes from piece to piece at the destination.
+    pub dst_stride: u64,
+    /// Logical bytes from piece to piece.
+    pub logical_stride: u64,
+}
+
+/// One page of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of a piece, contiguous on both sides; at least 1.
+    pub chunk_bytes: u64,
+    /// The source's pages.
+    pub src: Side,
+    /// The destination's pages.
+    pub dst: Side,
+    /// The axes along which pieces lie, outer first.
+    pub axes: [Axis; 2],
+}
+
+/// Lanes of one shape, copied page by page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// What one page is.
+    pub shape: Shape,
+    /// The lanes.
+    pub lanes: Vec<Lane>,
+    /// Pages of each lane: the entries of the tables times their parts.
+    pub num_pages: u32,
+}
+
+/// What a byte's logical offset in its page is, by which checksums weigh it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logical {
+    /// Its place in the plan: equal for all who hold the same plan.
+    Plan,
+    /// Its offset at the source, which is a stream: who unpacks sums like who packed.
+    Source,
+    /// Its offset at the destination, which is a stream.
+    Destination,
+}
+
+/// The pages of both sides by position; `None` where entry `i` is page `i`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageTables {
+    /// The source's.
+    pub src: Option<Vec<u32>>,
+    /// The destination's.
+    pub dst: Option<Vec<u32>>,
+}
+
+impl PageTables {
+    /// The tables of a plan.
+    pub fn of(geometry: &Geometry<'_>) -> Self {
+        let table = |first: fn(&pdkv_core::plan::BlockPairs) -> u32| {
+            let mut pages = Vec::with_capacity(geometry.positions() as usize);
+            for run in geometry.blocks() {
+                pages.extend((first(&run)..).take(run.len as usize));
+            }
+            let counts = (0..).zip(&pages).all(|(position, &page)| position == page);
+            (!counts).then_some(pages)
+        };
+        Self {
+            src: table(|run| run.src),
+            dst: table(|run| run.dst),
+        }
+    }
+}
+
+/// The jobs of a plan, whose regions lie at these addresses.
+///
+/// # Errors
+/// `Region` when the plan names a region without an address, or an address leaves 64 bits.
+pub fn jobs(geometry: &Geometry<'_>, src_bases: &[u64], dst_bases: &[u64], logical: Logical) -> Result<Vec<Job>> {
+    let mut jobs: Vec<Job> = geometry
+        .shapes()
+        .map(|shape| Job {
+            shape: Shape::of(&shape, logical),
+            lanes: Vec::new(),
+            num_pages: geometry.positions(),
+        })
+        .collect();
+    let mut next = 0;
+    for lane in geometry.lanes() {
+        let job = &mut jobs[lane.shape];
+        job.lanes.push(Lane {
+            src: address(src_bases, lane.src)?,
+            dst: address(dst_bases, lane.dst)?,
+            logical: match logical {
+                Logical::Plan => next,
+                Logical::Source => lane.src.offset,
+                Logical::Destination => lane.dst.offset,
+            },
+        });
+        next += job.shape.page_bytes();
+    }
+    jobs.retain(|job| !job.lanes.is_empty());
+    Ok(jobs)
+}
+
+fn address(bases: &[u64], place: Place) -> Result<u64> {
+    bases
+        .get(place.region as usize)
+        .and_then(|base| base.checked_add(place.offset))
+        .ok_or_else(|| {
+            let message = format!("region `{}` has no address for offset `{}`", place.region, place.offset);
+            Error::new(ErrorKind::Region, "copy pages", message)
+        })
+}
+
+impl Shape {
+    fn of(shape: &BlockShape, logical: Logical) -> Self {
+        let side = |page_stride| Side {
+            page_stride,
+            parts: 1,
+            part_stride: 0,
+        };
+        let mut next = shape.chunk_bytes;
+        let mut axes = [1, 0].map(|index| {
+            let axis = shape.axes[index];
+            let in_plan = next;
+            next *= axis.count;
+            Axis {
+                // Heads and tokens, which a layout counts in 32 bits.
+                count: axis.count as u32,
+                src_stride: axis.src_stride,
+                dst_stride: axis.dst_stride,
+                logical_stride: match logical {
+                    Logical::Plan => in_plan,
+                    Logical::Source => axis.src_stride,
+                    Logical::Destination => axis.dst_stride,
+                },
+            }
+        });
+        axes.reverse();
+        Self {
+            chunk_bytes: shape.chunk_bytes,
+            src: side(shape.src_block_stride),
+            dst: side(shape.dst_block_stride),
+            axes,
+        }
+    }
+
+    /// Pieces of a page.
+    pub fn pieces(&self) -> u64 {
+        self.axes.iter().map(|axis| u64::from(axis.count)).product()
+    }
+
+    /// Bytes of a page of one lane.
+    pub fn page_bytes(&self) -> u64 {
+        self.pieces() * self.chunk_bytes
+    }
+}
+
+impl Job {
+    /// Bytes of all pages.
+    pub fn total_bytes(&self) -> u64 {
+        self.shape.page_bytes() * u64::from(self.num_pages) * self.lanes.len() as u64
+    }
+
+    /// The widest vector, up to 16 bytes, to which everything is aligned.
+    pub(super) fn vector_bytes(&self) -> u32 {
+        let Shape {
+            chunk_bytes,
+            src,
+            dst,
+            axes,
+        } = &self.shape;
+        let mut bits = 16 | chunk_bytes | src.page_stride | dst.page_stride;
+        for side in [src, dst] {
+            bits |= if side.parts > 1 { side.part_stride } else { 0 };
+        }
+        for axis in axes.iter().filter(|axis| axis.count > 1) {
+            bits |= axis.src_stride | axis.dst_stride | axis.logical_stride;
+        }
+        for lane in &self.lanes {
+            bits |= lane.src | lane.dst | lane.logical;
+        }
+        1 << bits.trailing_zeros()
+    }
+}

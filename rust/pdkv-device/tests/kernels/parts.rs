@@ -1,0 +1,119 @@
+//! Pages of different sizes on the two sides: an entry of one table holds several pages of the other's.
+
+use pdkv_device::kernels::{
+    Axis, Checksum, DeviceFacts, Job, Lane, PageTables, Shape, Side, Wishes, launches, reference,
+};
+
+use crate::memory::Memory;
+use crate::twin::{Build, Twin, compile};
+
+#[test]
+fn four_small_pages_fill_a_large_one_and_come_back() {
+    let Some(program) = compile(Build::Sanitized) else {
+        return;
+    };
+    let mut twin = Twin::start(program);
+    let device = DeviceFacts {
+        capability: (9, 0),
+        multiprocessors: 1,
+        threads_per_multiprocessor: 2048,
+        shared_bytes: 64 << 10,
+        block_shared_bytes: 63 << 10,
+    };
+    // 16 tokens to a small page, 64 to a large one, two heads; heads before tokens at one side, after them at the other.
+    let (content, heads, tokens) = (96, 2_u64, 16_u64);
+    let small = Side {
+        page_stride: content * heads * tokens,
+        parts: 1,
+        part_stride: 0,
+    };
+    let large = Side {
+        page_stride: small.page_stride * 4,
+        parts: 4,
+        part_stride: content * tokens,
+    };
+    let axis = |count: u64, small: u64, large: u64, logical_stride: u64| (count as u32, small, large, logical_stride);
+    let axes = [
+        axis(tokens, content * heads, content, content),
+        axis(heads, content, content * tokens * 4, content * tokens),
+    ];
+    let forward = axes.map(|(count, src_stride, dst_stride, logical_stride)| Axis {
+        count,
+        src_stride,
+        dst_stride,
+        logical_stride,
+    });
+    let back = axes.map(|(count, dst_stride, src_stride, logical_stride)| Axis {
+        count,
+        src_stride,
+        dst_stride,
+        logical_stride,
+    });
+    let (few, many) = (vec![2, 0], vec![7, 1, 3, 4, 9, 0, 2]);
+    // The last large page is filled by three quarters.
+    let num_pages = many.len() as u32;
+    for (src, dst, axes, tables, sizes) in [
+        (
+            small,
+            large,
+            forward,
+            (many.clone(), few.clone()),
+            [10 * small.page_stride, 3 * large.page_stride],
+        ),
+        (
+            large,
+            small,
+            back,
+            (few, many),
+            [3 * large.page_stride, 10 * small.page_stride],
+        ),
+    ] {
+        let memory = Memory::new(&sizes[..1], &sizes[1..]);
+        let job = Job {
+            shape: Shape {
+                chunk_bytes: content,
+                src,
+                dst,
+                axes,
+            },
+            lanes: vec![Lane {
+                src: memory.regions[0].0,
+                dst: memory.regions[1].0,
+                logical: 0,
+            }],
+            num_pages,
+        };
+        let tables = PageTables {
+            src: Some(tables.0),
+            dst: Some(tables.1),
+        };
+        let mut sums = vec![Checksum::default(); num_pages as usize];
+        let mut expected = memory.clone();
+        reference::run(&job, &tables, &mut expected, &mut sums);
+        let touched = expected.regions[1]
+            .1
+            .iter()
+            .zip(&memory.regions[1].1)
+            .filter(|(a, b)| a != b)
+            .count();
+        assert!(
+            touched as u64 > job.total_bytes() * 9 / 10,
+            "the twin moved {touched} bytes"
+        );
+        let work = [(
+            &job,
+            launches(
+                &job,
+                &device,
+                Wishes {
+                    sums: true,
+                    bulk: false,
+                },
+            )
+            .unwrap(),
+        )];
+        let outcome = twin.run(&memory, &tables, &work, 5, 1).expect("the twin lives");
+        assert!(outcome.memory == expected);
+        assert_eq!(outcome.sums, sums.into_iter().map(Checksum::value).collect::<Vec<_>>());
+    }
+}
