@@ -180,7 +180,7 @@ def test_a_refusal_is_a_failed_load(consumer):
     consumer.worker.carry(Work(refusals=(Refusal("d-1", "reference_forged", "it contradicts itself", (4, 5)),)))
     consumer.look()
     assert (consumer.received, consumer.failed, consumer.failed_blocks) == (["d-1"], {"d-1"}, {4, 5})
-    assert consumer.counts() == {"num_recomputed_requests": 1}
+    assert consumer.counts() == {"num_recomputed_requests": 1, "num_refused_references": 1}
 
 
 def refused(consumer, blocks=(1, 2), **counts):

@@ -251,8 +251,8 @@ class Pulls:
             return
         stats.count("num_recomputed_requests")
         if load.refused:
-            # The scheduler side has said and counted it.
-            return
+            stats.count("num_refused_references")
+            return  # the scheduler side has logged it
         stats.count("num_failed_transfers")
         if isinstance(error, StaleReferenceError | ReferenceMismatchError):
             stats.count("num_refused_references")
