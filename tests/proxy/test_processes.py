@@ -133,6 +133,11 @@ def refused(*options):
     return done.stderr
 
 
+def test_other_commands_load_no_http_library():
+    code = "import sys, pdkv.cli, pdkv.proxy.cli; sys.exit(bool({'aiohttp', 'prometheus_client'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
+
+
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
