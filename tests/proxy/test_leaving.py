@@ -89,12 +89,16 @@ def test_a_client_that_takes_nothing_is_left_at_the_idle_timeout():
         async with world(idle_timeout_s=3.0) as w:
             [decode] = w.decode
             decode.padding = 1 << 20
-            _, writer = await asyncio.open_connection(*w.url.removeprefix("http://").split(":"), limit=1024)
+            reader, writer = await asyncio.open_connection(*w.url.removeprefix("http://").split(":"), limit=1024)
             body = json.dumps(STREAM | {"max_tokens": 64}).encode()
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n")
             writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await decode.gone.wait()
             await cancelled(w)
+            taken = await reader.read()  # ends: the connection isn't kept for what it might take yet
+            assert taken.startswith(b"HTTP/1.1 200 ")
+            assert taken.count(b"HTTP/1.1") == 1
+            assert not taken.endswith(b"0\r\n\r\n")
             writer.close()
 
     run(main)

@@ -82,6 +82,20 @@ def test_as_many_connections_as_the_machine_allows():
         assert soft == hard != "256"
 
 
+def test_a_client_that_leaves_is_noticed_while_nothing_is_sent():
+    with stuck_stream() as (_, url, answer):
+        answer.readline()
+        answer.close()
+        while 'requests_total{endpoint="completions",outcome="cancelled"} 1.0' not in page(url + "/metrics"):
+            time.sleep(0.01)  # the test's own time-out ends it
+        assert 'outcome="cancelled",role="decode"} 1.0' in page(url + "/metrics")
+
+
+def page(url):
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        return answer.read().decode()
+
+
 def test_sigterm_with_a_stuck_request_ends_it_with_an_event_and_then_the_proxy():
     with stuck_stream("--drain-timeout", "0.1") as (child, _, answer):
         first = answer.readline() + answer.readline()
