@@ -9,6 +9,7 @@ import torch
 
 import pdkv
 from pdkv.connectors import vllm_caches
+from pdkv.connectors.core.caches import register
 from pdkv.errors import LayoutError, UnsupportedError
 
 pytestmark = pytest.mark.vllm
@@ -97,6 +98,27 @@ def test_groups_may_lie_on_the_same_memory():
         for group in groups:
             engine.register_kv_cache(dict(group.tensors), layout=group.layout, block_tokens=TOKENS, shard=group.shard)
     assert layouts[0] == layouts[1] or layouts[0].num_blocks == layouts[1].num_blocks
+
+
+def test_memory_that_the_allocator_shares_out_is_not_adopted():
+    groups, _ = registered(storage_of(3, (BLOCKS, HEADS, TOKENS, CONTENT)), config([f"layers.{i}" for i in range(3)]))
+    assert [group.adopt for group in groups] == [False]
+    large = storage_of(2, (1024, HEADS, TOKENS, CONTENT))
+    groups, _ = registered(large, config(list(large), blocks=1024))
+    assert [group.adopt for group in groups] == [True]
+
+
+def test_groups_on_the_same_memory_adopt_it_together():
+    whole = torch.zeros((2, 1024, HEADS, TOKENS, CONTENT))
+    tensors = {f"{kind}.{layer}": whole[layer] for kind in ("full", "window") for layer in range(2)}
+    names = [["full.0", "full.1"], ["window.0", "window.1"]]
+    groups, _ = registered(tensors, config(*names, blocks=1024))
+    whole[1, 7] = 7.0
+    with pdkv.Engine("adopting", listen=None) as engine:
+        caches = [register(engine, group, index, "m") for index, group in enumerate(groups)]
+        assert len({cache.fingerprint for cache in caches}) == 2
+    assert (whole[1, 7] == 7).all()
+    assert not whole[0].any()
 
 
 def test_layers_that_share_anothers_memory_are_left_out():

@@ -17,6 +17,9 @@ from pdkv.errors import LayoutError, UnsupportedError
 __all__ = ["block_tokens", "group_caches", "meaning", "transfer_groups"]
 
 _OPERATION = "register_kv_caches"
+# From here on the C library maps every allocation by itself and unmaps it when it is freed: its threshold grows to
+# 32 MiB at most.
+_OWN_MAPPING_BYTES = 32 << 20
 
 
 def transfer_groups(kv_cache_config: Any) -> list[tuple[int, Any]]:
@@ -90,8 +93,14 @@ def group_caches(
             pp_rank=pp_rank,
             pp_size=pp_size,
         )
-        groups.append(GroupCache(tensors, axes, tokens, shard))
+        adopt = all(map(_has_own_mapping, tensors.values()))
+        groups.append(GroupCache(tensors, axes, tokens, shard, adopt=adopt))
     return groups
+
+
+def _has_own_mapping(tensor: Any) -> bool:
+    """Whether it is memory of the CPU whose pages nobody else gets when the tensor is gone: such may be adopted."""
+    return bool(getattr(tensor, "is_cpu", False)) and tensor.untyped_storage().nbytes() >= _OWN_MAPPING_BYTES
 
 
 def meaning(model: str, kv_cache_config: Any, device: str) -> str:

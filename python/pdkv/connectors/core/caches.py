@@ -7,18 +7,21 @@ are.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pdkv.connectors.core.shown import shown
-from pdkv.errors import LayoutError
+from pdkv.errors import CapacityError, LayoutError, RegionError, UnsupportedError
 
 if TYPE_CHECKING:
     from pdkv.engine import Engine, KvCache, Shard
     from pdkv.layout import Layout
 
 __all__ = ["GroupCache", "GroupFacts", "compare", "describe", "register"]
+
+_log = logging.getLogger("pdkv.connectors")
 
 _OPERATION = "compare caches"
 
@@ -47,7 +50,7 @@ class GroupCache:
     adopt: bool = False
 
 
-def register(engine: Engine, group: GroupCache, index: int, model: str) -> KvCache:
+def register(engine: Engine, group: GroupCache, index: int, model: str, *, adopt: bool = True) -> KvCache:
     """Registers a group's tensors.
 
     Args:
@@ -55,20 +58,30 @@ def register(engine: Engine, group: GroupCache, index: int, model: str) -> KvCac
         group: The tensors.
         index: Which group it is. Blocks of one group never pass for those of another.
         model: Name of the model.
+        adopt: Whether memory may be adopted. Where it can't be, it stays where it is, and a line in the log says why.
 
     Raises:
         LayoutError: A tensor contradicts the layout.
         RegionError: The memory can't be registered; says why.
         UnsupportedError: It is device memory.
     """
-    return engine.register_kv_cache(
-        dict(group.tensors),
-        layout=group.layout,
-        block_tokens=group.block_tokens,
-        shard=group.shard,
-        model=_model_of(index, model),
-        adopt=group.adopt,
-    )
+
+    def registered(*, adopt: bool) -> KvCache:
+        return engine.register_kv_cache(
+            dict(group.tensors),
+            layout=group.layout,
+            block_tokens=group.block_tokens,
+            shard=group.shard,
+            model=_model_of(index, model),
+            adopt=adopt,
+        )
+
+    if adopt and group.adopt:
+        try:
+            return registered(adopt=True)
+        except (UnsupportedError, RegionError, CapacityError) as error:
+            _log.warning("the memory of group `%d` stays private, so peers on this host copy slower: %s", index, error)
+    return registered(adopt=False)
 
 
 def describe(cache: KvCache, group: GroupCache, index: int, model: str) -> dict[str, object]:

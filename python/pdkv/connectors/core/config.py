@@ -38,6 +38,7 @@ class Settings:
             third of it.
         transfer_timeout: Seconds that a load may take in all, from the order to the last byte.
         connect_timeout: Seconds within which a producer must answer.
+        adopt: Move the cache's memory, if it is the CPU's, to where peers on the same host reach it faster.
         model_id: Name of the weights, the same on both sides; `None` is the name that the engine was started with.
         ucx: Fields of `pdkv.UcxConfig`.
     """
@@ -53,6 +54,7 @@ class Settings:
     kv_lease_duration: float = 30.0
     transfer_timeout: float = 60.0
     connect_timeout: float = 5.0
+    adopt: bool = True
     model_id: str | None = None
     ucx: dict[str, Any] | None = None
 
@@ -99,8 +101,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
                 raise _bad(name, value, "give a port, or 0 for any free one")
-        if not isinstance(self.insecure, bool):
-            raise _bad("insecure", self.insecure, "give true or false")
+        for name in ("insecure", "adopt"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise _bad(name, value, "give true or false")
         host: Any = self.host
         if not isinstance(host, str) or not host:
             raise _bad("host", host, "give a host name or an address of this machine")

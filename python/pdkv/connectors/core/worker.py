@@ -77,7 +77,9 @@ class WorkerSide:
         rank = pp_rank * tp_size + tp_rank
         self._engine = _engine(name, settings, rank)
         try:
-            caches = [register(self._engine, group, index, model) for index, group in enumerate(groups)]
+            caches = [
+                register(self._engine, group, index, model, adopt=settings.adopt) for index, group in enumerate(groups)
+            ]
             facts = tuple(
                 describe(cache, group, index, model)
                 for index, (cache, group) in enumerate(zip(caches, groups, strict=True))
