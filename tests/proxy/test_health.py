@@ -118,6 +118,8 @@ def test_metrics_name_every_instance_from_the_start_and_count_legs():
                 assert before[f'pdkv_proxy_in_flight_requests{{instance="{engine.url}",role="{role}"}}'] == 0
             for _ in range(3):
                 await w.ask(PROMPT)
+            w.prefill[0].status = 400
+            await w.ask(PROMPT)  # nothing was prefilled, so there is no time of it
             counts = await w.counts()
             for role, engine in (("prefill", w.prefill[0]), ("decode", w.decode[0])):
                 assert counts[f'pdkv_proxy_legs_total{{instance="{engine.url}",outcome="2xx",role="{role}"}}'] == 3

@@ -94,7 +94,7 @@ class Exchange:
 
     async def end(self, failure: FailedError) -> web.StreamResponse:
         """Tells the client how it failed: by an event where a stream has begun, else by a whole answer."""
-        if self._stream is None:
+        if self._stream is None or not self._stream.prepared:
             return respond(failure.answer, self._told())
         await self._give(self._stream.write(sse.error_event(failure.answer)))
         await self._give(self._stream.write_eof())
@@ -124,9 +124,9 @@ class Exchange:
                 raise
             self._parts.metrics.alone.labels("no_prefill").inc()
             return None
-        self._parts.metrics.prefill_seconds.observe(time.monotonic() - self._start)
         if answer.status != 200:
             raise FailedError(answer, outcome(answer.status))
+        self._parts.metrics.prefill_seconds.observe(time.monotonic() - self._start)
         return _params(answer)
 
     async def _whole(self, instance: Instance, body: bytes) -> Answer:
@@ -163,8 +163,8 @@ class Exchange:
         """Passes a stream through, event by event, as they arrive."""
         headers = self._told() | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         stream = web.StreamResponse(status=response.status, headers=headers)
-        await self._give(stream.prepare(self._request))
         self._stream = stream
+        await self._give(stream.prepare(self._request))
         events = sse.Events()
         while piece := await self._parts.legs.piece(instance, response):
             self._first_byte()
