@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import re
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,15 @@ def test_options_become_settings():
         insecure=True,
         fallback_to_decode=True,
     )
+
+
+def test_the_guide_names_options_that_exist():
+    parser = argparse.ArgumentParser()
+    text = cli.add_parser(parser.add_subparsers()).format_help()
+    guide = (Path(__file__).parents[2] / "docs/guides/proxy.md").read_text().partition("## Beyond one machine")[0]
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", guide)) - {"--help", "--api-key"}  # the second is vLLM's
+    assert len(named) > 8
+    assert {option for option in named if not re.search(rf"^  {option}\b", text, re.MULTILINE)} == set()
 
 
 @pytest.mark.parametrize("absent", ["aiohttp", "prometheus_client"])
