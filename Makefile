@@ -17,6 +17,11 @@ UCX_WHEELS := $(VENV)/.ucx-wheels
 LIST_UCX = compgen -G '$(VENV)/lib/python3.*/site-packages/*/lib/libucp.so.0' || true; \
 	compgen -G '$(VENV)/lib/python3.*/site-packages/nixl_cu1*.libs/libucp-*.so*' || true
 WITH_UCX = PDKV_TEST_UCX="$${PDKV_TEST_UCX:-$$({ $(LIST_UCX); } | xargs -r realpath | paste -sd:)}"
+NVRTC_WHEELS := $(VENV)/.nvrtc-wheels
+# The compilers for the kernels of cuda/, as PDKV_TEST_NVRTC=PATH:PATH.
+LIST_NVRTC = compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cu13/lib/libnvrtc.so.13' || true; \
+	compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12' || true
+WITH_NVRTC = PDKV_TEST_NVRTC="$${PDKV_TEST_NVRTC:-$$({ $(LIST_NVRTC); } | xargs -r realpath | paste -sd:)}"
 
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
 export PYO3_PYTHON := $(BIN)/python
@@ -35,7 +40,7 @@ CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubt
 	test-torch test-vllm test-python
 
 .PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-vllm test-python test-fast check fmt fmt-check tidy clippy doc \
-	lint-python types stubtest sdist example bench figures floors bench-plan fuzz wheel clean
+	lint-python types stubtest sdist example bench figures kernel-figures floors bench-plan fuzz wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -86,6 +91,9 @@ figures: build ## Measure what README.md and docs/performance.md publish, and wr
 		--format json --output bench-results/figures.json
 	@$(BIN)/python benches/figures.py bench-results/figures.json
 
+kernel-figures: $(NVRTC_WHEELS) ## Compile the GPU kernels and write what they cost into cuda/figures.md
+	@$(WITH_NVRTC) PDKV_WRITE_FIGURES=1 PDKV_NVRTC_REQUIRED=1 cargo test $(CARGO_FLAGS) --quiet -p pdkv-device --test nvrtc every
+
 floors: build ## Measure every speed that pdkv promises and judge it (minutes, wants a quiet machine)
 	@$(BIN)/pdkv bench --suite floors $(BENCH_ARGS)
 
@@ -115,8 +123,8 @@ tidy: $(DEPENDENCIES)
 clippy: $(DEPENDENCIES)
 	@cargo clippy $(CARGO_FLAGS) --quiet --workspace --all-targets -- -D warnings
 
-test-rust: $(DEPENDENCIES) $(UCX_WHEELS)
-	@$(WITH_UCX) cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
+test-rust: $(DEPENDENCIES) $(UCX_WHEELS) $(NVRTC_WHEELS)
+	@$(WITH_UCX) $(WITH_NVRTC) cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
 
 doc: $(DEPENDENCIES)
 	@RUSTDOCFLAGS='-D warnings' cargo doc $(CARGO_FLAGS) --quiet --workspace --no-deps --document-private-items
@@ -175,3 +183,12 @@ $(UCX_WHEELS): $(DEPENDENCIES)
 		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 1 --no-deps --requirement /dev/stdin \
 		&& touch $@ || { echo 'no wheels with UCX could be installed: tests with them are skipped' >&2; \
 			[ "$${PDKV_UCX_REQUIRED:-}" != 1 ]; }
+
+# The same for the compilers of the kernels.
+$(NVRTC_WHEELS): $(DEPENDENCIES)
+	@echo 'adding wheels with NVRTC to $(VENV)'
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["nvrtc"], sep="\n")' \
+		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 1 --no-deps --requirement /dev/stdin \
+		&& touch $@ || { echo 'no wheels with NVRTC could be installed: tests with them are skipped' >&2; \
+			[ "$${PDKV_NVRTC_REQUIRED:-}" != 1 ]; }

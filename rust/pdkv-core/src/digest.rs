@@ -21,6 +21,16 @@ pub fn fingerprint(model: &str, layout: &KvLayout, shard: &Shard) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
+/// A digest of parts of any bytes, for telling whether something is what it was: `["ab", "c"]` is not `["a", "bc"]`.
+pub fn parts_digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("pdkv 2026 parts digest v1");
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    *hasher.finalize().as_bytes()
+}
+
 /// A digest of prompt tokens for callers that have none of their own. `salt` separates what equal
 /// tokens don't: an adapter, a tenant, a multimodal input.
 pub fn token_digest(tokens: &[u32], salt: &[u8]) -> [u8; 32] {

@@ -2,7 +2,10 @@
 //!
 //! Only detection. Nothing here creates a context or touches a device.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+
+use crate::object::Object;
 
 /// What a look for the driver found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +28,7 @@ type Init = unsafe extern "C" fn(u32) -> c_int;
 type Query = unsafe extern "C" fn(*mut c_int) -> c_int;
 type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
 
-const LIBRARY: &CStr = c"libcuda.so.1";
+const LIBRARY: &str = "libcuda.so.1";
 const MEMORY_TYPE: c_int = 2;
 
 /// Looks for the driver by dlopen and asks it for its version and devices.
@@ -43,15 +46,14 @@ pub fn probe() -> Presence {
 }
 
 fn look() -> Result<(c_int, c_int), String> {
-    let library = Library::open(libc::RTLD_NOW | libc::RTLD_LOCAL)
-        .ok_or_else(|| format!("no CUDA driver: {}", loader_error()))?;
+    let library = Object::open(Path::new(LIBRARY)).map_err(|reason| format!("no CUDA driver: {reason}"))?;
     let missing = |name: &str| format!("the CUDA driver lacks `{name}`");
-    let init = library.symbol(c"cuInit").ok_or_else(|| missing("cuInit"))?;
+    let init = library.symbol("cuInit").ok_or_else(|| missing("cuInit"))?;
     let version = library
-        .symbol(c"cuDriverGetVersion")
+        .symbol("cuDriverGetVersion")
         .ok_or_else(|| missing("cuDriverGetVersion"))?;
     let count = library
-        .symbol(c"cuDeviceGetCount")
+        .symbol("cuDeviceGetCount")
         .ok_or_else(|| missing("cuDeviceGetCount"))?;
     // SAFETY: `cuInit` has had this signature since CUDA 2.0.
     let init: Init = unsafe { std::mem::transmute(init) };
@@ -78,10 +80,10 @@ fn look() -> Result<(c_int, c_int), String> {
 
 /// Whether the driver, if the process already uses it, knows the address as its own or as registered.
 pub(crate) fn knows(address: u64) -> bool {
-    let Some(library) = Library::open(libc::RTLD_NOW | libc::RTLD_NOLOAD) else {
+    let Some(library) = Object::loaded(LIBRARY) else {
         return false;
     };
-    let Some(query) = library.symbol(c"cuPointerGetAttribute") else {
+    let Some(query) = library.symbol("cuPointerGetAttribute") else {
         return false;
     };
     // SAFETY: `cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`, unchanged since CUDA 4.0.
@@ -89,33 +91,6 @@ pub(crate) fn knows(address: u64) -> bool {
     let mut kind: u64 = 0;
     // SAFETY: the memory type is one unsigned int, for which `kind` has room; the address is only looked up.
     unsafe { query((&raw mut kind).cast(), MEMORY_TYPE, address) == 0 }
-}
-
-/// A handle on the driver library. It is never closed: the driver keeps threads of its own.
-struct Library(*mut c_void);
-
-impl Library {
-    fn open(flags: c_int) -> Option<Self> {
-        // SAFETY: the name is a C string; the driver's initialisers run as in any CUDA program.
-        let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), flags) };
-        (!handle.is_null()).then_some(Self(handle))
-    }
-
-    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the handle is an open library, the name is a C string.
-        let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        (!symbol.is_null()).then_some(symbol)
-    }
-}
-
-fn loader_error() -> String {
-    // SAFETY: no arguments; the text belongs to this thread until its next dl call.
-    let text: *const c_char = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the loader gives no reason".to_owned();
-    }
-    // SAFETY: not null, so a C string that lives until the next dl call of this thread.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

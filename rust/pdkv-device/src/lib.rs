@@ -18,6 +18,8 @@ mod iov;
 pub mod kernels;
 pub mod limits;
 mod mapping;
+pub mod nvrtc;
+mod object;
 mod os;
 pub mod pattern;
 mod pool;

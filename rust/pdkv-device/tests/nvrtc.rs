@@ -1,0 +1,264 @@
+//! The kernels through NVRTC: they compile for every architecture meant, cost what the table says, and are kept on disk.
+//!
+//! Which copies of NVRTC are tried says `PDKV_TEST_NVRTC` (`PATH:PATH`), which `make` fills in.
+
+#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it compared")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pdkv_core::ErrorKind;
+use pdkv_device::kernels::{Entry, HEADERS, SOURCE, UNIT};
+use pdkv_device::nvrtc::{Cache, Figures, Nvrtc, OPTIONS, Target, Unit, compile_cached, figures};
+
+const ARCHS: [u32; 3] = [80, 90, 100];
+/// Registers of a multiprocessor, on all of them.
+const REGISTERS: u32 = 65_536;
+
+fn copies() -> Vec<Nvrtc> {
+    let named = std::env::var("PDKV_TEST_NVRTC").unwrap_or_default();
+    let copies: Vec<_> = named
+        .split(':')
+        .filter(|path| !path.is_empty())
+        .map(|path| Nvrtc::open(Path::new(path)).unwrap())
+        .collect();
+    if copies.is_empty() {
+        assert!(
+            std::env::var_os("PDKV_NVRTC_REQUIRED").is_none(),
+            "PDKV_TEST_NVRTC names no NVRTC, and PDKV_NVRTC_REQUIRED is set"
+        );
+        println!("skipped: PDKV_TEST_NVRTC names no NVRTC");
+    }
+    copies
+}
+
+fn unit() -> Unit<'static> {
+    Unit {
+        name: UNIT,
+        source: SOURCE,
+        headers: HEADERS,
+    }
+}
+
+fn small() -> Unit<'static> {
+    Unit {
+        name: "small.cu",
+        source: "#include \"n.cuh\"\nextern \"C\" __global__ void small(int *to) { *to = N; }",
+        headers: &[("n.cuh", "#define N 7\n")],
+    }
+}
+
+#[test]
+fn every_kernel_compiles_fits_and_costs_what_the_table_says() {
+    let mut found = BTreeMap::new();
+    for nvrtc in copies() {
+        for arch in ARCHS {
+            let (major, minor) = nvrtc.version();
+            let compiled = nvrtc.compile(&unit(), Target::Cubin(arch), OPTIONS).unwrap();
+            assert!(compiled.image.starts_with(b"\x7fELF"));
+            let figures = figures(&compiled.log);
+            let mut expected: Vec<_> = Entry::all(arch / 10).into_iter().map(Entry::name).collect();
+            expected.sort();
+            let names: Vec<_> = figures.iter().map(|kernel| kernel.name.clone()).collect();
+            assert_eq!(names, expected, "{}", compiled.log);
+            for entry in Entry::all(arch / 10) {
+                fits(
+                    entry,
+                    figures.iter().find(|kernel| kernel.name == entry.name()).unwrap(),
+                );
+            }
+            found.insert((major, minor, arch), figures);
+        }
+    }
+    if found.is_empty() {
+        return;
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cuda/figures.md");
+    if std::env::var_os("PDKV_WRITE_FIGURES").is_some() {
+        std::fs::write(&page, table(&found)).unwrap();
+    }
+    let text = std::fs::read_to_string(&page).unwrap();
+    let releases = columns(&text);
+    let here: Vec<_> = found.keys().map(column).collect();
+    // Another compiler, other registers: the table is about the two that the development environment pins.
+    if here == releases {
+        assert_eq!(
+            text,
+            table(&found),
+            "run `make kernel-figures` and look at what changed"
+        );
+    } else {
+        assert!(
+            std::env::var_os("PDKV_NVRTC_REQUIRED").is_none(),
+            "the table has {releases:?}, here are {here:?}"
+        );
+        println!("not compared with the table: it has {releases:?}, here are {here:?}");
+    }
+}
+
+/// As many blocks as the launch counts on find room, and no register is spilled.
+fn fits(entry: Entry, figures: &Figures) {
+    let name = &figures.name;
+    assert_eq!((figures.stack_bytes, figures.spill_bytes), (0, 0), "{name} spills");
+    // Registers are given to a warp in units of 256.
+    let warp = (figures.registers * 32).next_multiple_of(256);
+    let blocks = REGISTERS / (warp * entry.block() / 32);
+    assert!(
+        blocks >= entry.resident(),
+        "{name} has {} registers: {blocks} blocks fit, not {}",
+        figures.registers,
+        entry.resident()
+    );
+}
+
+/// A release of NVRTC and an architecture.
+type Column = (u32, u32, u32);
+
+fn column((major, minor, arch): &Column) -> String {
+    format!("{major}.{minor} sm_{arch}")
+}
+
+fn table(found: &BTreeMap<Column, Vec<Figures>>) -> String {
+    let mut text = String::from(
+        "# What the kernels cost\n\n\
+         Registers of a thread, by release of NVRTC and architecture. None has a stack frame and none spills a register, or a test fails; the bulk\n\
+         kernels also have 128 bytes of static shared memory. `make kernel-figures` writes this page, and a test compares it.\n\n",
+    );
+    writeln!(
+        text,
+        "| kernel | {} |",
+        found.keys().map(column).collect::<Vec<_>>().join(" | ")
+    )
+    .unwrap();
+    writeln!(text, "|---|{}", "---:|".repeat(found.len())).unwrap();
+    for entry in Entry::all(9) {
+        let name = entry.name();
+        let cells: Vec<_> = found
+            .values()
+            .map(|kernels| {
+                let kernel = kernels.iter().find(|kernel| kernel.name == name);
+                kernel.map_or_else(|| "none".to_owned(), |kernel| kernel.registers.to_string())
+            })
+            .collect();
+        writeln!(text, "| `{name}` | {} |", cells.join(" | ")).unwrap();
+    }
+    text
+}
+
+fn columns(page: &str) -> Vec<String> {
+    let head = page
+        .lines()
+        .find(|line| line.starts_with("| kernel"))
+        .unwrap_or_default();
+    head.split('|')
+        .map(|cell| cell.trim().to_owned())
+        .filter(|cell| cell.contains("sm_"))
+        .collect()
+}
+
+#[test]
+fn what_does_not_compile_says_why() {
+    for nvrtc in copies() {
+        let broken = Unit {
+            source: "extern \"C\" __global__ void broken() { nonsense; }",
+            ..small()
+        };
+        let error = nvrtc.compile(&broken, Target::Cubin(90), &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device);
+        assert!(error.message().contains("nvrtcCompileProgram"), "{error}");
+        assert!(format!("{error:?}").contains("nonsense"), "{error:?}");
+        let ptx = nvrtc.compile(&small(), Target::Ptx(80), &[]).unwrap();
+        assert!(String::from_utf8_lossy(&ptx.image).contains(".target sm_80"));
+    }
+}
+
+#[test]
+fn a_second_compilation_is_a_look_into_the_cache() {
+    let folder = std::env::temp_dir().join(format!("pdkv-nvrtc-{}", std::process::id()));
+    for nvrtc in copies() {
+        let cache = Cache::open(&folder).unwrap();
+        let compile =
+            |options: &[&str]| compile_cached(&nvrtc, Some(&cache), &small(), Target::Cubin(90), options).unwrap();
+        let first = compile(OPTIONS);
+        let second = compile(OPTIONS);
+        assert!(first.log.contains("Used") && second.log.is_empty());
+        assert!(first.image == second.image);
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            std::fs::write(entry.unwrap().path(), b"cut").unwrap();
+        }
+        let third = compile(OPTIONS);
+        assert!(third.log.contains("Used"), "a damaged entry is made anew");
+        assert!(third.image == first.image);
+        assert!(
+            compile(&["--ptxas-options=-v"]).log.contains("Used"),
+            "other options, another entry"
+        );
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+#[test]
+fn absent_incomplete_and_old_are_values() {
+    let error = Nvrtc::open(Path::new("/nowhere/libnvrtc.so.12")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let folder = std::env::temp_dir().join(format!("pdkv-old-nvrtc-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = |name: &str, text: &str| -> PathBuf {
+        let (source, path) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
+        std::fs::write(&source, text).unwrap();
+        let made = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&path, &source])
+            .status()
+            .unwrap();
+        assert!(made.success());
+        path
+    };
+    let version = |major: u32| format!("int nvrtcVersion(int *a, int *b) {{ *a = {major}; *b = 8; return 0; }}\n");
+    let mut whole = String::new();
+    for name in [
+        "nvrtcGetNumSupportedArchs",
+        "nvrtcGetSupportedArchs",
+        "nvrtcCreateProgram",
+        "nvrtcDestroyProgram",
+        "nvrtcCompileProgram",
+        "nvrtcGetProgramLogSize",
+        "nvrtcGetProgramLog",
+        "nvrtcGetCUBINSize",
+        "nvrtcGetCUBIN",
+        "nvrtcGetPTXSize",
+        "nvrtcGetPTX",
+    ] {
+        writeln!(whole, "int {name}(void) {{ return 0; }}").unwrap();
+    }
+    whole += "const char *nvrtcGetErrorString(int s) { return \"text\"; }\n";
+    let incomplete = library("incomplete", &version(12));
+    let old = library("old", &(version(11) + &whole));
+    let new = library("new", &(version(99) + &whole));
+    for (path, part) in [
+        (&incomplete, "lacks `nvrtcGetErrorString`"),
+        (&old, "of CUDA `11.8`, `12.0` or newer"),
+    ] {
+        let error = Nvrtc::open(path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains(part), "{error}");
+    }
+    assert_eq!(Nvrtc::open(&new).unwrap().version(), (99, 8));
+    // What an older driver cannot load is passed over, and every attempt is told.
+    match Nvrtc::find(&[incomplete, old, new], Some((12, 4))) {
+        Ok(found) => assert!(found.version().0 <= 12, "one of this system's own"),
+        Err(error) => {
+            for part in [
+                "lacks `nvrtcGetErrorString`",
+                "`11.8`",
+                "of CUDA `99.8`, the driver speaks `12.4`",
+                "libnvrtc.so.13",
+            ] {
+                assert!(error.message().contains(part), "{error}");
+            }
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
