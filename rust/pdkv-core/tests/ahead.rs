@@ -51,7 +51,12 @@ fn a_claim_waits_for_its_export_and_its_time_is_counted_once() {
     // Ten seconds from the claim on, at both ends: not six, and not fourteen.
     let (actions, _) = pair.pass(S * 5);
     assert!(outcome(&actions, transfer).is_none());
-    let (actions, _) = pair.pass(S * 2);
+    // The owner takes the claim back by itself, even from an initiator that says nothing.
+    pair.now += S;
+    pair.owner.tick(pair.now);
+    assert_eq!((pair.owner.live_claims(), pair.owner.stats().claims_revoked), (0, 1));
+    pair.initiator.tick(pair.now);
+    let (actions, _) = pair.exchange();
     assert!(
         matches!(outcome(&actions, transfer), Some(Outcome::Failed { error, .. })
         if error.kind() == ErrorKind::TransferTimeout)
@@ -82,22 +87,25 @@ fn a_transfer_under_an_issued_reference_ends_as_any_other() {
 
 #[test]
 fn patience_ends() {
-    let config = NodeConfig {
-        early_claim: S * 3,
-        ..NodeConfig::default()
-    };
-    let mut pair = Pair::with(config);
-    let issuer = issuer(&mut pair);
-    let reference = promise(&issuer, 1, 1);
-    let (transfer, _) = claim(&mut pair, &reference);
-    let (actions, _) = pair.pass(S * 2);
-    assert!(outcome(&actions, transfer).is_none());
-    let (actions, _) = pair.pass(S * 2);
-    assert_eq!(failure(&actions, transfer), ErrorKind::ReferenceUnknown);
-    // The slot is free again, and the export may still be made.
-    let (again, _) = claim(&mut pair, &reference);
-    let (actions, _) = make(&mut pair, &reference);
-    assert!(moves(&actions, again));
+    // Nor does anybody wait longer than a claim may last.
+    for (early_claim, max_claim) in [(S * 3, S * 300), (S * 300, S * 3)] {
+        let mut pair = Pair::with(NodeConfig {
+            early_claim,
+            max_claim,
+            ..NodeConfig::default()
+        });
+        let issuer = issuer(&mut pair);
+        let reference = promise(&issuer, 1, 1);
+        let (transfer, _) = claim(&mut pair, &reference);
+        let (actions, _) = pair.pass(S * 2);
+        assert!(outcome(&actions, transfer).is_none());
+        let (actions, _) = pair.pass(S * 2);
+        assert_eq!(failure(&actions, transfer), ErrorKind::ReferenceUnknown);
+        // The slot is free again, and the export may still be made.
+        let (again, _) = claim(&mut pair, &reference);
+        let (actions, _) = make(&mut pair, &reference);
+        assert!(moves(&actions, again));
+    }
 }
 
 #[test]
@@ -323,6 +331,8 @@ fn the_parking_place_is_bounded_for_each_peer_and_for_all() {
     let first = promise(&issuer, 1, 1);
     make(&mut pair, &first);
     assert_eq!(pair.owner.parked_claims(), 2);
+    claim(&mut pair, &promise(&issuer, 20, 1));
+    assert_eq!(pair.owner.parked_claims(), 3);
 }
 
 #[test]
@@ -345,9 +355,16 @@ fn an_early_decline_ends_the_export_when_it_is_made() {
         }]
     ));
     assert_eq!((pair.owner.live_exports(), pair.owner.stats().rejects), (0, 1));
+    let lost = pdkv_core::Error::new(ErrorKind::PeerLost, "test", "cut");
+    pair.owner.peer_down(pair.now, TO_INITIATOR, &lost);
+    assert_eq!(pair.owner.next_deadline(), None, "a timer is left");
+}
 
-    // One of two declines, the other one has it.
-    let reference = promise(&issuer, 2, 2);
+#[test]
+fn one_of_two_declines_early_and_the_other_has_it() {
+    let mut pair = Pair::new();
+    let issuer = issuer(&mut pair);
+    let reference = promise(&issuer, 1, 2);
     pair.initiator.reject(TO_OWNER, reference.clone(), 1).expect("up");
     let (transfer, _) = claim(&mut pair, &reference);
     let (actions, _) = make(&mut pair, &reference);
@@ -366,6 +383,18 @@ fn an_early_decline_is_forgotten_after_a_lease() {
     pair.pass(S * 31);
     make(&mut pair, &reference);
     assert_eq!(pair.owner.export_state(reference.export_id), ExportState::Active);
+
+    // So too while a claim of another consumer waits.
+    let reference = promise(&issuer, 2, 2);
+    pair.initiator.reject(TO_OWNER, reference.clone(), 7).expect("up");
+    pair.pass(S * 25);
+    let (transfer, _) = claim(&mut pair, &reference);
+    pair.pass(S * 6);
+    let (actions, _) = make(&mut pair, &reference);
+    assert!(moves(&actions, transfer));
+    assert_eq!(pair.owner.stats().rejects, 0);
+    let (second, actions) = claim(&mut pair, &reference);
+    assert!(moves(&actions, second), "its slot is free again");
 }
 
 #[test]
