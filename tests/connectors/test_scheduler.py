@@ -141,3 +141,9 @@ def test_news_for_the_workers_are_pending_until_they_are_taken(side):
 def test_close_twice_is_no_error(side):
     side.close()
     side.close()
+
+
+def test_what_a_rank_tells_shows_no_key(engine, cache):
+    info = rank(engine, cache)
+    assert "issuer" not in repr(info)
+    assert engine.address in repr(info)

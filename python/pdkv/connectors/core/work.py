@@ -57,7 +57,7 @@ class RankInfo:
     pp_rank: int
     address: str
     incarnation: str
-    issuers: tuple[bytes, ...]
+    issuers: tuple[bytes, ...] = field(repr=False)
     groups: tuple[dict[str, object], ...]
 
 
