@@ -26,8 +26,8 @@ class NixlConnector(PdkvConnector):
     """
 
     @classmethod
-    def _default_settings(cls, vllm_config: Any) -> dict[str, Any]:
-        defaults = super()._default_settings(vllm_config)
+    def _default_settings(cls) -> dict[str, Any]:
+        defaults = super()._default_settings()
         host, port = (os.environ.get(f"VLLM_NIXL_SIDE_CHANNEL_{name}") for name in ("HOST", "PORT"))
         if host:
             defaults["host"] = "127.0.0.1" if host == "localhost" else host

@@ -10,7 +10,7 @@ engine are touched before a connector is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +72,6 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         UnsupportedError: The model or the parallel configuration is one that pdkv can't serve yet.
     """
 
-    # What a subclass may give to settings that the user left out.
-    _defaults: Mapping[str, Any] = {}
     _cache_hit_source = versions.hit_source()
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -81,7 +79,6 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         _join_logs()
         versions.check(vllm_config, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._settings = Settings.of(transfer.kv_connector_extra_config or {}, **self._default_settings(vllm_config))
         self._config = vllm_config
         self._caches = kv_cache_config
         self._groups = [index for index, _ in caches.transfer_groups(kv_cache_config)]
@@ -95,6 +92,9 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
                 raise UnsupportedError(f"`{name}` is `{getattr(parallel, name)}`", operation=_OPERATION)
+        settings = Settings.of(transfer.kv_connector_extra_config or {}, **self._default_settings())
+        replica = getattr(parallel, "data_parallel_index", 0)
+        self._settings = settings.of_replica(replica, parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
         self._sizes = {"tp_size": parallel.tensor_parallel_size, "pp_size": parallel.pipeline_parallel_size}
         tokens = caches.block_tokens(kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
@@ -110,9 +110,9 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     @classmethod
-    def _default_settings(cls, vllm_config: Any) -> dict[str, Any]:
-        del vllm_config
-        return dict(cls._defaults)
+    def _default_settings(cls) -> dict[str, Any]:
+        """Values for settings that the user left out."""
+        return {}
 
     # Worker side.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pdkv.errors import ConfigError
@@ -17,6 +17,7 @@ from pdkv.ucx import UcxConfig
 __all__ = ["Settings"]
 
 _OPERATION = "connector settings"
+_LAST_PORT = 65535
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -28,7 +29,8 @@ class Settings:
         host: Where the producer's directory and the ranks' engines listen, and what consumers are told. Beyond
             loopback only with `insecure`.
         port: Port of the directory, plus the data-parallel rank; 0 takes a free one.
-        engine_port: Port of rank 0's engine; rank `r` takes `engine_port + r`. 0 takes free ones.
+        engine_port: Port of rank 0's engine; rank `r` takes `engine_port + r`, and data-parallel engines take the ports
+            after one another's. 0 takes free ones.
         insecure: Listen beyond loopback without encryption or authentication: for networks that nobody else is on.
         allowed_hosts: Hosts that a consumer may dial, as the parameters of a request name them. `None` is any.
         transports: Ways of moving bytes that may be used; `None` is all that this machine has.
@@ -78,6 +80,24 @@ class Settings:
         settings._check()
         return settings
 
+    def of_replica(self, index: int, ranks: int) -> Settings:
+        """The settings of one of several engines that were started with the same ones.
+
+        Args:
+            index: Which: its data-parallel rank.
+            ranks: Ranks of each.
+
+        Raises:
+            ConfigError: A port is beyond the last one.
+        """
+        port = self.port and self.port + index
+        engine_port = self.engine_port and self.engine_port + index * ranks
+        if port > _LAST_PORT:
+            raise _bad("port", port, f"it is moved on by `{index}`, this engine's data-parallel rank")
+        if engine_port and engine_port + ranks - 1 > _LAST_PORT:
+            raise _bad("engine_port", engine_port, f"this engine needs `{ranks}` ports from there on")
+        return replace(self, port=port, engine_port=engine_port)
+
     def ucx_config(self) -> UcxConfig | None:
         """The settings of the `ucx` transport, or `None` for its defaults.
 
@@ -99,7 +119,7 @@ class Settings:
                 raise _bad(name, value, "give seconds, more than 0")
         for name in ("port", "engine_port"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_PORT:
                 raise _bad(name, value, "give a port, or 0 for any free one")
         for name in ("insecure", "adopt"):
             value = getattr(self, name)

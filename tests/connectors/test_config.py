@@ -1,0 +1,82 @@
+"""Settings as users write them: what is taken, what is refused and how it is called."""
+
+from __future__ import annotations
+
+import pytest
+
+import pdkv
+from pdkv.connectors.core.config import Settings
+from pdkv.errors import ConfigError
+
+
+def test_what_is_not_pdkvs_is_left_alone():
+    settings = Settings.of({"backends": ["UCX"], "num_threads": 4, "kv_lease_duration": 12})
+    assert settings == Settings(kv_lease_duration=12)
+
+
+def test_what_the_user_wrote_wins_over_the_connectors_own_defaults():
+    assert Settings.of({"port": 7}, port=5, host="127.0.0.2") == Settings(port=7, host="127.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("port", -1),
+        ("port", 65536),
+        ("port", "5600"),
+        ("port", True),
+        ("engine_port", 1.5),
+        ("host", ""),
+        ("host", "0.0.0.0"),
+        ("host", "::"),
+        ("host", "192.0.2.1"),
+        ("host", None),
+        ("insecure", "yes"),
+        ("allowed_hosts", "a"),
+        ("allowed_hosts", [1]),
+        ("allowed_hosts", 3),
+        ("transports", "tcp"),
+        ("require", ""),
+        ("require", 3),
+        ("threads", "2"),
+        ("kv_lease_duration", 0),
+        ("kv_lease_duration", "30"),
+        ("transfer_timeout", -1),
+        ("transfer_timeout", float("inf")),
+        ("connect_timeout", float("nan")),
+        ("connect_timeout", True),
+        ("model_id", ""),
+        ("adopt", 1),
+        ("ucx", "rc"),
+        ("ucx", {"tls": "rc"}),
+        ("ucx", {"one_sided": "always"}),
+    ],
+)
+def test_a_bad_value_is_named(key, value):
+    with pytest.raises(ConfigError) as refused:
+        Settings.of({key: value})
+    assert refused.value.hint
+    if key != "ucx" or value == "rc":
+        assert f"`{key}` is `{value}`" in refused.value.message
+
+
+def test_beyond_loopback_only_by_name():
+    assert Settings.of({"host": "192.0.2.1", "insecure": True}).host == "192.0.2.1"
+
+
+def test_lists_and_ucx_are_taken_as_they_are_meant():
+    settings = Settings.of({"allowed_hosts": ["a", "b"], "transports": ["tcp"], "ucx": {"one_sided": "never"}})
+    assert (settings.allowed_hosts, settings.transports) == (("a", "b"), ("tcp",))
+    assert settings.ucx_config() == pdkv.UcxConfig(one_sided="never")
+    assert Settings().ucx_config() is None
+
+
+def test_engines_that_share_a_configuration_take_ports_of_their_own():
+    settings = Settings(port=5600, engine_port=6000)
+    ports = [(one.port, one.engine_port) for one in (settings.of_replica(index, 4) for index in range(3))]
+    assert ports == [(5600, 6000), (5601, 6004), (5602, 6008)]
+    assert Settings().of_replica(3, 4) == Settings()
+    with pytest.raises(ConfigError, match="`port` is `65536`"):
+        Settings(port=65535).of_replica(1, 1)
+    with pytest.raises(ConfigError, match="`engine_port`"):
+        Settings(engine_port=65534).of_replica(0, 3)
