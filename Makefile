@@ -40,7 +40,7 @@ CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubt
 	test-torch test-vllm test-python
 
 .PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-vllm test-python test-fast check fmt fmt-check tidy clippy doc \
-	lint-python types stubtest sdist example bench figures kernel-figures floors bench-plan fuzz wheel clean
+	lint-python types stubtest sdist example bench figures kernel-figures floors bench-vllm bench-plan fuzz wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -96,6 +96,9 @@ kernel-figures: $(NVRTC_WHEELS) ## Compile the GPU kernels and write what they c
 
 floors: build ## Measure every speed that pdkv promises and judge it (minutes, wants a quiet machine)
 	@$(BIN)/pdkv bench --suite floors $(BENCH_ARGS)
+
+bench-vllm: build vllm ## Measure what handing over costs in vLLM, beside NIXL's connector (minutes, wants a quiet machine)
+	@$(VLLM_VENV)/bin/python benches/vllm_handover.py $(BENCH_ARGS)
 
 bench-plan: ## Run the criterion benchmark of the planner
 	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan

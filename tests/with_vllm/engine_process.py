@@ -6,6 +6,7 @@ engine while it has work and reads commands between steps. Knows nothing of pref
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import vllm.model_executor.models.gemma3
@@ -85,6 +86,10 @@ class Host:
 
     def do_reset_prefix_cache(self):
         return self.engine.reset_prefix_cache()
+
+    def do_run(self, module, function, **arguments):
+        """Calls a function of any module with this and the arguments: for what only one caller wants to know."""
+        return getattr(importlib.import_module(module), function)(self, **arguments)
 
     def do_fill_kv(self, value):
         """Overwrites the whole KV cache, of engines with one worker."""

@@ -31,6 +31,11 @@ def tiny() -> Path:
     return _made("tiny", _make_tiny)
 
 
+def deep() -> Path:
+    """A Llama of 16 layers with 4 KV heads of 64, in float32: 32 KiB of KV a token, as Llama-3.2-1B has, but cheap."""
+    return _made("deep", _make_deep)
+
+
 def windowed() -> Path:
     """A Gemma 3 of 6 layers, of which every third sees all and the others the last 64 tokens: several KV groups."""
     return _made("windowed", _make_windowed)
@@ -41,7 +46,7 @@ def smollm2() -> Path:
     return _made("smollm2", _make_smollm2)
 
 
-ALL = (tiny, windowed, smollm2)
+ALL = (tiny, deep, windowed, smollm2)
 
 
 def _made(name, make):
@@ -106,6 +111,14 @@ def _save(folder, tokenizer, model):
 
 
 def _make_tiny(folder):
+    _make_llama(folder, layers=4, kv_heads=2, head_dim=32)
+
+
+def _make_deep(folder):
+    _make_llama(folder, layers=16, kv_heads=4, head_dim=64)
+
+
+def _make_llama(folder, *, layers, kv_heads, head_dim):
     _quiet()
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -116,10 +129,10 @@ def _make_tiny(folder):
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         max_position_embeddings=4096,
         bos_token_id=0,
         eos_token_id=1,
