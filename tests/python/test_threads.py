@@ -101,14 +101,20 @@ def test_many_threads_share_everything(transport):
             for engine, memory in zip((producer, consumer), kv, strict=True)
         )
         peer = consumer.connect(producer.address)
+        issuer, ended = theirs.issuer(), []
 
         def work(thread):
             ids = np.arange(thread, blocks, 8)
             for turn in range(20):
                 ids = np.roll(ids, turn)
-                export = theirs.export(ids, num_tokens=len(ids) * 16)
-                transfer = ours.pull(export.reference.to_json(), into=ids)
+                reference = issuer.issue(num_blocks=len(ids), num_tokens=len(ids) * 16)
+                if turn % 2:
+                    theirs.export(ids, reference=reference)
+                transfer = ours.pull(reference.to_json(), into=ids)
+                if not turn % 2:
+                    theirs.export(ids, reference=reference)
                 transfer.wait(30)
+                ended.extend(producer.take_ended())
                 repr(transfer), dict(transfer.stats), str(transfer.path), consumer.stats
                 peer.notify(f"{thread}".encode())
                 producer.notifications()
@@ -117,6 +123,7 @@ def test_many_threads_share_everything(transport):
             list(threads.map(work, range(8)))
         assert (kv[1] == kv[0]).all()
         assert producer.stats["live_exports"] == 0
+        assert len(ended) == len(set(ended)) == 8 * 20
 
 
 def test_closing_from_another_thread_ends_a_wait():

@@ -1,6 +1,6 @@
 //! What the fuzz targets of `fuzz/` run, and `tests/hostile.rs` with random input: no bytes from a peer
 //! may panic, hang, or leave anything behind.
-#![allow(dead_code, unreachable_pub)] // each user takes its own part
+#![allow(dead_code, unreachable_pub, unused_imports)] // each user takes its own part
 
 mod bytes;
 
