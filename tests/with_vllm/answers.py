@@ -20,11 +20,10 @@ class Choice:
 
 @dataclass
 class Answer:
-    """What came back for one request: its sequences, `kv_transfer_params`, and how many tokens were in the cache."""
+    """What came back for one request: its sequences and `kv_transfer_params`."""
 
     choices: list[Choice]
     params: dict | None = None
-    cached: int | None = None
 
     @property
     def tokens(self):

@@ -11,7 +11,7 @@ import urllib.request
 from with_vllm.answers import Answer, Choice
 
 # A request is answered within seconds; one that takes longer than this hangs.
-ANSWER_S = 100
+ANSWER_S = 200
 
 
 class RefusedError(Exception):
@@ -23,12 +23,18 @@ class RefusedError(Exception):
         self.text = text
 
 
+class BrokenError(Exception):
+    """The answer ended before its end."""
+
+
 def post(url, body, timeout_s=ANSWER_S):
     """Posts JSON and returns the JSON that comes back."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
+    except http.client.HTTPException as error:
+        raise BrokenError(repr(error)) from error
     except urllib.error.HTTPError as error:
         with error:
             raise RefusedError(error.code, error.read().decode(errors="replace")) from None
@@ -88,7 +94,11 @@ def stream(url, prompt, *, leave_after=None, **fields):
                 tokens += choice.get("token_ids") or []
                 logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
                 finish = choice["finish_reason"] or finish
+        if finish is None:
+            raise BrokenError("no finish")
         return Answer([Choice(tokens, logprobs, finish)])
+    except http.client.HTTPException as error:
+        raise BrokenError(repr(error)) from error
     finally:
         connection.close()
 

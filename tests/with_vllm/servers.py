@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -85,15 +86,14 @@ class Server(Program):
     def __init__(self, name, folder, model, *, transfer=None, environment=None, arguments=()):
         port = free_port()
         command = [
-            settings.python(),
+            sys.executable,
             "-m",
             "vllm.entrypoints.openai.api_server",
             *("--model", str(model), "--served-model-name", "model"),
             *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
             *("--dtype", "float32", "--seed", "0", "--enforce-eager"),
             *("--distributed-executor-backend", "uni"),
-            *("--block-size", str(settings.BLOCK_TOKENS), "--max-model-len", "1024"),
-            *("--kv-cache-memory-bytes", str(settings.KV_BYTES)),
+            *("--block-size", str(settings.BLOCK_TOKENS)),
             *arguments,
         ]
         if transfer:

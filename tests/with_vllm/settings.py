@@ -67,6 +67,6 @@ def side_channel():
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
 
 
-def python():
-    """The interpreter that runs these tests, which is the one that has vLLM."""
-    return sys.executable
+def script(name):
+    """The path of a program of the environment that runs these tests, which is the one that has vLLM."""
+    return str(Path(sys.prefix) / "bin" / name)
