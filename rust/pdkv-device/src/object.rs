@@ -85,16 +85,23 @@ macro_rules! functions {
         pub(crate) struct $table { $( pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result, )+ }
 
         impl $table {
-            /// Finds every function. `name` gives the symbol for a name, which may carry a version.
+            /// For each function its name, and of each argument the size and whether it is a pointer.
+            #[cfg(test)]
+            #[allow(dead_code, reason = "not every table has a header to be compared with")]
+            pub(crate) fn signatures() -> Vec<(&'static str, Vec<(usize, bool)>)> {
+                vec![ $( (stringify!($name), vec![ $( (
+                    size_of::<$argument>(),
+                    std::any::type_name::<$argument>().starts_with('*'),
+                ) ),* ]), )+ ]
+            }
+
+            /// Finds every function.
             ///
             /// # Errors
             /// The name of the first function that is missing.
-            pub(crate) fn resolve(
-                object: &$crate::object::Object,
-                name: impl Fn(&'static str) -> &'static str,
-            ) -> Result<Self, &'static str> {
+            pub(crate) fn resolve(object: &$crate::object::Object) -> Result<Self, &'static str> {
                 Ok(Self { $( $name: {
-                    let symbol = object.symbol(name(stringify!($name))).ok_or(stringify!($name))?;
+                    let symbol = object.symbol(stringify!($name)).ok_or(stringify!($name))?;
                     // SAFETY: the table declares the function as its library documents it, and its ABI doesn't change under one name.
                     unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(symbol) }
                 }, )+ })

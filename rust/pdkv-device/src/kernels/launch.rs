@@ -147,6 +147,20 @@ impl View {
     }
 }
 
+impl Entry {
+    /// The most dynamic shared memory that a launch of the bulk kernel asks for on a device.
+    pub(crate) fn most_shared_bytes(self, device: &DeviceFacts) -> u32 {
+        bulk_room(self, device).unwrap_or(0).min(MOST_STAGES * BULK_TILE_BYTES) as u32
+    }
+}
+
+/// Shared memory for the tiles of a block of the bulk kernel.
+fn bulk_room(entry: Entry, device: &DeviceFacts) -> Option<u64> {
+    (u64::from(device.shared_bytes) / u64::from(entry.resident()))
+        .min(u64::from(device.block_shared_bytes))
+        .checked_sub(BULK_SHARED_BYTES)
+}
+
 /// A kernel and the tiles it gets.
 struct Choice {
     entry: Entry,
@@ -180,9 +194,7 @@ impl Choice {
     /// The bulk kernel, where there is one and it is worth it.
     fn bulk(chunk: u64, device: &DeviceFacts, sums: bool) -> Option<Self> {
         let entry = Entry::Bulk { sums };
-        let room = (u64::from(device.shared_bytes) / u64::from(entry.resident()))
-            .min(u64::from(device.block_shared_bytes))
-            .checked_sub(BULK_SHARED_BYTES)?;
+        let room = bulk_room(entry, device)?;
         if device.capability.0 < 9 || chunk < BULK_FROM_BYTES {
             return None;
         }

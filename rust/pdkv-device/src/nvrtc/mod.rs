@@ -131,8 +131,8 @@ impl Nvrtc {
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         let object = Object::open(path)
             .map_err(|reason| unsupported(format!("`{}` can't be loaded: {reason}", path.display())))?;
-        let functions = Functions::resolve(&object, |name| name)
-            .map_err(|name| unsupported(format!("`{}` lacks `{name}`", path.display())))?;
+        let functions =
+            Functions::resolve(&object).map_err(|name| unsupported(format!("`{}` lacks `{name}`", path.display())))?;
         let path = file_of(functions.nvrtcVersion as *const _).unwrap_or_else(|| path.to_owned());
         if let Some(known) = opened.iter().find(|known| known.0.path == path) {
             return Ok(known.clone());

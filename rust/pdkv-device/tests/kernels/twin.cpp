@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#define PDKV_HOST 1
-#include "pdkv.cu"
+#include "entries.h"
 
 using pdkv::u32;
 using pdkv::u64;
@@ -63,17 +62,6 @@ u64 moved(const std::vector<Region> &regions, u64 address) {
     fail("a lane begins outside of all regions");
     return 0;
 }
-
-struct Entry {
-    const char *name;
-    void (*run)(pdkv::View);
-};
-#define ENTRY(NAME) {#NAME, NAME}, {#NAME "_sums", NAME##_sums}
-const Entry ENTRIES[] = {
-    ENTRY(pdkv_copy_tiles_1),   ENTRY(pdkv_copy_tiles_2),   ENTRY(pdkv_copy_tiles_4),   ENTRY(pdkv_copy_tiles_8),
-    ENTRY(pdkv_copy_vectors_1), ENTRY(pdkv_copy_vectors_2), ENTRY(pdkv_copy_vectors_4), ENTRY(pdkv_copy_vectors_8),
-    ENTRY(pdkv_copy_vectors_16), ENTRY(pdkv_copy_bulk),
-};
 
 // `seed` says in which order blocks run and when bulk copies happen.
 void launch(const Entry &entry, const pdkv::View &view, u32 grid, u32 block, u32 seed) {

@@ -1,0 +1,115 @@
+//! A device as the driver shows it: its numbers, and what it cannot do.
+
+use std::ffi::{CStr, c_int};
+
+use pdkv_core::Result;
+
+use super::abi::{CuDevice, device};
+use super::context::Context;
+use super::driver::Driver;
+use crate::kernels::DeviceFacts;
+
+/// A device. Nothing is made on it by looking.
+#[derive(Clone, Debug)]
+pub struct Device {
+    driver: Driver,
+    handle: CuDevice,
+    ordinal: u32,
+}
+
+impl Device {
+    pub(super) fn new(driver: &Driver, ordinal: u32) -> Result<Self> {
+        let mut handle = 0;
+        let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        // SAFETY: an integer of ours to write to; any number may be asked for.
+        let status = unsafe { (driver.functions().cuDeviceGet)(&raw mut handle, number) };
+        driver
+            .check("cuDeviceGet", status)
+            .map_err(|error| error.with("device", ordinal))?;
+        Ok(Self {
+            driver: driver.clone(),
+            handle,
+            ordinal,
+        })
+    }
+
+    /// Its number among those that this process may see.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Its name, as in `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn name(&self) -> Result<String> {
+        let mut text = [0_u8; 256];
+        // SAFETY: room for as many bytes as are said, the last of which stays 0.
+        let status = unsafe { (self.driver.functions().cuDeviceGetName)(text.as_mut_ptr().cast(), 255, self.handle) };
+        self.driver.check("cuDeviceGetName", status)?;
+        let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// Why its memory cannot be shared with other processes, if it cannot.
+    ///
+    /// An instance of a GPU in MIG mode is cut off from its neighbours, other processes on the same instance included: neither CUDA IPC
+    /// nor peer access work there.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn unshared(&self) -> Result<Option<String>> {
+        let name = self.name()?;
+        if name.split_whitespace().any(|word| word == "MIG") {
+            return Ok(Some(format!(
+                "`{name}` is a MIG instance, whose memory CUDA shares with no other process"
+            )));
+        }
+        if self.attribute(device::UNIFIED_ADDRESSING)? == 0 {
+            return Ok(Some(format!("`{name}` has no unified addressing")));
+        }
+        Ok(None)
+    }
+
+    /// What a launch needs to know.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn facts(&self) -> Result<DeviceFacts> {
+        let number = |attribute| self.attribute(attribute).map(c_int::unsigned_abs);
+        Ok(DeviceFacts {
+            capability: (
+                number(device::COMPUTE_CAPABILITY_MAJOR)?,
+                number(device::COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: number(device::MULTIPROCESSOR_COUNT)?,
+            threads_per_multiprocessor: number(device::MAX_THREADS_PER_MULTIPROCESSOR)?,
+            shared_bytes: number(device::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+            block_shared_bytes: number(device::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        })
+    }
+
+    /// Its primary context, the one that torch and all of CUDA's runtime use.
+    ///
+    /// # Errors
+    /// `Device` when the driver cannot make it.
+    pub fn context(&self) -> Result<Context> {
+        Context::retain(self)
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(super) fn handle(&self) -> CuDevice {
+        self.handle
+    }
+
+    fn attribute(&self, attribute: c_int) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: an integer of ours to write to.
+        let status = unsafe { (self.driver.functions().cuDeviceGetAttribute)(&raw mut value, attribute, self.handle) };
+        self.driver.check("cuDeviceGetAttribute", status)?;
+        Ok(value)
+    }
+}

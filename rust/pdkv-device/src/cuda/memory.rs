@@ -1,0 +1,285 @@
+//! Memory of our own for tables, flags and tests, copies between any memory, and what the driver knows of an address.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::abi::pointer;
+use super::context::Context;
+use super::stream::Stream;
+
+/// Memory of a device, freed when dropped. Freeing waits for the device.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: Context,
+    address: u64,
+    len: usize,
+}
+
+/// Page-locked host memory that the device reaches, freed when dropped.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    context: Context,
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: plain memory behind raw copies; the driver takes its own locks to free it.
+unsafe impl Send for PinnedBuffer {}
+
+impl DeviceBuffer {
+    /// Allocates; an empty buffer takes a byte.
+    ///
+    /// # Errors
+    /// `Device` when there is no room.
+    pub fn new(context: &Context, len: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        let mut address = 0;
+        // SAFETY: a number of ours to write to; the context is entered.
+        let status = unsafe { (context.functions().cuMemAlloc_v2)(&raw mut address, len.max(1)) };
+        context
+            .driver()
+            .check("cuMemAlloc_v2", status)
+            .map_err(|error| error.with("bytes", len))?;
+        Ok(Self {
+            context: context.clone(),
+            address,
+            len,
+        })
+    }
+
+    /// Where it begins on the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies host bytes to `offset`, and waits until that is done.
+    ///
+    /// # Errors
+    /// `Region` when they do not fit, `Device` when the driver fails.
+    pub fn write(&self, stream: &Stream, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.check("write", offset, bytes.len())?;
+        let source = bytes.as_ptr().expose_provenance() as u64;
+        // SAFETY: both ranges are live, the device's by the check just made, until the wait below.
+        unsafe { copy_async(stream, self.address + offset as u64, source, bytes.len()) }?;
+        stream.synchronize()
+    }
+
+    /// Copies bytes at `offset` to the host, and waits until that is done.
+    ///
+    /// # Errors
+    /// `Region` when they do not lie inside, `Device` when the driver fails.
+    pub fn read(&self, stream: &Stream, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.check("read", offset, bytes.len())?;
+        let target = bytes.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: both ranges are live, the device's by the check just made, until the wait below.
+        unsafe { copy_async(stream, target, self.address + offset as u64, bytes.len()) }?;
+        stream.synchronize()
+    }
+
+    /// Fills all of it, in the order of the stream.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: exactly the memory of this buffer; freeing it waits for the device.
+        let status =
+            unsafe { (self.context.functions().cuMemsetD8Async)(self.address, byte, self.len, stream.handle()) };
+        self.context.driver().check("cuMemsetD8Async", status)
+    }
+
+    fn check(&self, operation: &'static str, offset: usize, len: usize) -> Result<()> {
+        inside(operation, self.len, offset, len)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if let Some(_entered) = self.context.enter_to_drop() {
+            // SAFETY: allocated by us and freed once; the driver waits for what still uses it.
+            unsafe { (self.context.functions().cuMemFree_v2)(self.address) };
+        }
+    }
+}
+
+impl PinnedBuffer {
+    /// Allocates; an empty buffer takes a byte.
+    ///
+    /// # Errors
+    /// `Device` when there is no room.
+    pub fn new(context: &Context, len: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: a pointer of ours to write to; the context is entered.
+        let status = unsafe { (context.functions().cuMemHostAlloc)(&raw mut start, len.max(1), 0) };
+        context
+            .driver()
+            .check("cuMemHostAlloc", status)
+            .map_err(|error| error.with("bytes", len))?;
+        // SAFETY: at least `len` bytes of ours. The driver does not clear them.
+        unsafe { start.cast::<u8>().write_bytes(0, len) };
+        Ok(Self {
+            context: context.clone(),
+            start,
+            len,
+        })
+    }
+
+    /// Where it begins, for the host and for the device alike.
+    pub fn address(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies bytes to `offset`. The device may read them at any time: whoever asked it to must know that it has not begun.
+    ///
+    /// # Errors
+    /// `Region` when they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        inside("write", self.len, offset, bytes.len())?;
+        // SAFETY: inside by the check just made.
+        let target = unsafe { self.start.cast::<u8>().add(offset) };
+        // SAFETY: `bytes` is a live slice elsewhere, for nobody has a reference into this memory; the target has room.
+        unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes at `offset` out.
+    ///
+    /// # Errors
+    /// `Region` when they do not lie inside.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        inside("read", self.len, offset, bytes.len())?;
+        // SAFETY: inside by the check just made.
+        let source = unsafe { self.start.cast::<u8>().add(offset) };
+        // SAFETY: `bytes` is a live slice elsewhere, for nobody has a reference into this memory.
+        unsafe { source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if let Some(_entered) = self.context.enter_to_drop() {
+            // SAFETY: allocated by us and freed once; the driver waits for what still uses it.
+            unsafe { (self.context.functions().cuMemFreeHost)(self.start) };
+        }
+    }
+}
+
+fn inside(operation: &'static str, whole: usize, offset: usize, len: usize) -> Result<()> {
+    if offset.checked_add(len).is_some_and(|end| end <= whole) {
+        return Ok(());
+    }
+    let message = format!("`{len}` bytes at `{offset}` leave a buffer of `{whole}` bytes");
+    Err(Error::new(ErrorKind::Region, operation, message))
+}
+
+/// Copies between any memory that the driver reaches, in the order of the stream. Nothing is copied for a length of 0.
+///
+/// # Errors
+/// `Device` when the driver fails.
+///
+/// # Safety
+/// Both ranges must be live, and nobody else may use them in a conflicting way, until the stream has passed this copy.
+pub unsafe fn copy_async(stream: &Stream, dst: u64, src: u64, bytes: usize) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let context = stream.context();
+    let _entered = context.enter()?;
+    // SAFETY: as the caller promises.
+    let status = unsafe { (context.functions().cuMemcpyAsync)(dst, src, bytes, stream.handle()) };
+    context.driver().check("cuMemcpyAsync", status)
+}
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// In host memory that the driver knows.
+    Host,
+    /// On a device.
+    Device,
+    /// Wherever the driver moves it.
+    Managed,
+}
+
+/// What the driver knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerFacts {
+    /// Where the memory lies.
+    pub kind: MemoryKind,
+    /// The number of its device, if it has one.
+    pub ordinal: Option<u32>,
+    /// Where the allocation begins that holds the address.
+    pub base: u64,
+    /// Bytes of that allocation.
+    pub len: u64,
+    /// Whether CUDA IPC can share it: memory of `cudaMalloc` is, that of expandable segments is not.
+    pub ipc: bool,
+}
+
+/// What the driver knows of an address; `None` for memory that is not its own.
+///
+/// # Errors
+/// `Device` when the driver fails.
+pub fn pointer_facts(context: &Context, address: u64) -> Result<Option<PointerFacts>> {
+    const ATTRIBUTES: [c_int; 6] = [
+        pointer::MEMORY_TYPE,
+        pointer::IS_MANAGED,
+        pointer::DEVICE_ORDINAL,
+        pointer::IS_LEGACY_CUDA_IPC_CAPABLE,
+        pointer::RANGE_START_ADDR,
+        pointer::RANGE_SIZE,
+    ];
+    let (mut kind, mut managed, mut ordinal, mut ipc) = (0_u32, 0_u32, 0_i32, 0_u32);
+    let (mut base, mut len) = (0_u64, 0_u64);
+    let values: [*mut c_void; 6] = [
+        (&raw mut kind).cast(),
+        (&raw mut managed).cast(),
+        (&raw mut ordinal).cast(),
+        (&raw mut ipc).cast(),
+        (&raw mut base).cast(),
+        (&raw mut len).cast(),
+    ];
+    let _entered = context.enter()?;
+    let count = ATTRIBUTES.len() as c_uint;
+    // SAFETY: six attributes and six places, each as wide as its attribute or wider; the address is only looked up.
+    let status =
+        unsafe { (context.functions().cuPointerGetAttributes)(count, ATTRIBUTES.as_ptr(), values.as_ptr(), address) };
+    context.driver().check("cuPointerGetAttributes", status)?;
+    let kind = match kind {
+        pointer::HOST => MemoryKind::Host,
+        pointer::DEVICE if managed == 0 => MemoryKind::Device,
+        pointer::DEVICE | pointer::UNIFIED => MemoryKind::Managed,
+        _ => return Ok(None),
+    };
+    Ok(Some(PointerFacts {
+        kind,
+        ordinal: u32::try_from(ordinal).ok(),
+        base,
+        len,
+        // Booleans are one byte wide: the rest stays 0 as it was.
+        ipc: ipc != 0,
+    }))
+}
