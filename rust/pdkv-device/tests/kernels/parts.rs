@@ -1,4 +1,4 @@
-//! Pages of different sizes on the two sides: an entry of one table holds several pages of the other's.
+//! What no plan of today makes: pages of different sizes on the two sides, and ranks that hold a part of the heads.
 
 use pdkv_device::kernels::{
     Axis, Checksum, DeviceFacts, Job, Lane, PageTables, Shape, Side, Wishes, launches, reference,
@@ -7,19 +7,20 @@ use pdkv_device::kernels::{
 use crate::memory::Memory;
 use crate::twin::{Build, Twin, compile};
 
+const DEVICE: DeviceFacts = DeviceFacts {
+    capability: (9, 0),
+    multiprocessors: 1,
+    threads_per_multiprocessor: 2048,
+    shared_bytes: 64 << 10,
+    block_shared_bytes: 63 << 10,
+};
+
 #[test]
 fn four_small_pages_fill_a_large_one_and_come_back() {
     let Some(program) = compile(Build::Sanitized) else {
         return;
     };
     let mut twin = Twin::start(program);
-    let device = DeviceFacts {
-        capability: (9, 0),
-        multiprocessors: 1,
-        threads_per_multiprocessor: 2048,
-        shared_bytes: 64 << 10,
-        block_shared_bytes: 63 << 10,
-    };
     // 16 tokens to a small page, 64 to a large one, two heads; heads before tokens at one side, after them at the other.
     let (content, heads, tokens) = (96, 2_u64, 16_u64);
     let small = Side {
@@ -87,33 +88,78 @@ fn four_small_pages_fill_a_large_one_and_come_back() {
             src: Some(tables.0),
             dst: Some(tables.1),
         };
-        let mut sums = vec![Checksum::default(); num_pages as usize];
-        let mut expected = memory.clone();
-        reference::run(&job, &tables, &mut expected, &mut sums);
-        let touched = expected.regions[1]
-            .1
-            .iter()
-            .zip(&memory.regions[1].1)
-            .filter(|(a, b)| a != b)
-            .count();
-        assert!(
-            touched as u64 > job.total_bytes() * 9 / 10,
-            "the twin moved {touched} bytes"
-        );
-        let work = [(
-            &job,
-            launches(
-                &job,
-                &device,
-                Wishes {
-                    sums: true,
-                    bulk: false,
+        check(&mut twin, &memory, &job, &tables);
+    }
+}
+
+/// Half of the heads, as ranks of another number have them: tokens before heads, and heads before tokens.
+#[test]
+fn a_rank_takes_its_heads_out_of_all() {
+    let Some(program) = compile(Build::Sanitized) else {
+        return;
+    };
+    let mut twin = Twin::start(program);
+    let (content, tokens, heads) = (256_u64, 16_u64, 4_u64);
+    let one = Axis {
+        count: 1,
+        src_stride: 0,
+        dst_stride: 0,
+        logical_stride: 0,
+    };
+    let by_token = Axis {
+        count: tokens as u32,
+        src_stride: heads * content,
+        dst_stride: heads / 2 * content,
+        logical_stride: heads / 2 * content,
+    };
+    for rank in [0, 1] {
+        for (inner, chunk_bytes) in [(by_token, heads / 2 * content), (one, heads / 2 * tokens * content)] {
+            let side = |heads: u64| Side {
+                page_stride: heads * tokens * content,
+                parts: 1,
+                part_stride: 0,
+            };
+            let (src, dst) = (side(heads), side(heads / 2));
+            let memory = Memory::new(&[5 * src.page_stride], &[4 * dst.page_stride]);
+            let first = if inner.count == 1 { tokens * content } else { content };
+            let job = Job {
+                shape: Shape {
+                    chunk_bytes,
+                    src,
+                    dst,
+                    axes: [one, inner],
                 },
-            )
-            .unwrap(),
-        )];
-        let outcome = twin.run(&memory, &tables, &work, 5, 1).expect("the twin lives");
+                lanes: vec![Lane {
+                    src: memory.regions[0].0 + rank * heads / 2 * first,
+                    dst: memory.regions[1].0,
+                    logical: 0,
+                }],
+                num_pages: 3,
+            };
+            let tables = PageTables {
+                src: Some(vec![4, 0, 2]),
+                dst: Some(vec![1, 3, 0]),
+            };
+            check(&mut twin, &memory, &job, &tables);
+        }
+    }
+}
+
+/// Runs a job by both twins and compares.
+fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) {
+    let mut sums = vec![Checksum::default(); job.num_pages as usize];
+    let mut expected = memory.clone();
+    reference::run(job, tables, &mut expected, &mut sums);
+    let (before, after) = (&memory.regions[1].1, &expected.regions[1].1);
+    let touched = after.iter().zip(before).filter(|(a, b)| a != b).count();
+    assert!(
+        touched as u64 > job.total_bytes() * 9 / 10,
+        "the Rust twin moved {touched} bytes"
+    );
+    for bulk in [false, true] {
+        let work = [(job, launches(job, &DEVICE, Wishes { sums: true, bulk }).unwrap())];
+        let outcome = twin.run(memory, tables, &work, 5, 1).expect("the twin lives");
         assert!(outcome.memory == expected);
-        assert_eq!(outcome.sums, sums.into_iter().map(Checksum::value).collect::<Vec<_>>());
+        assert_eq!(outcome.sums, sums.iter().map(|sum| sum.value()).collect::<Vec<_>>());
     }
 }
