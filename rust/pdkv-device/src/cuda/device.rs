@@ -51,18 +51,18 @@ impl Device {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// Why its memory cannot be shared with other processes, if it cannot.
+    /// Why no other device reaches its memory, if none does.
     ///
-    /// An instance of a GPU in MIG mode is cut off from its neighbours, other processes on the same instance included: neither CUDA IPC
-    /// nor peer access work there.
+    /// CUDA IPC and peer access end at the border of an instance of a GPU in MIG mode. Whether processes on one and the same instance can
+    /// share memory is for a try to tell.
     ///
     /// # Errors
     /// `Device` when the driver fails.
-    pub fn unshared(&self) -> Result<Option<String>> {
+    pub fn isolated(&self) -> Result<Option<String>> {
         let name = self.name()?;
         if name.split_whitespace().any(|word| word == "MIG") {
             return Ok(Some(format!(
-                "`{name}` is a MIG instance, whose memory CUDA shares with no other process"
+                "`{name}` is a MIG instance, whose border neither CUDA IPC nor peer access crosses"
             )));
         }
         if self.attribute(device::UNIFIED_ADDRESSING)? == 0 {

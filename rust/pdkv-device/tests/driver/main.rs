@@ -44,12 +44,12 @@ fn what_cannot_be_used_is_a_value_with_its_reason() {
 }
 
 #[test]
-fn an_instance_of_mig_shares_nothing() {
+fn an_instance_of_mig_is_cut_off() {
     let Some(path) = compile("mig", &["STANDIN_BARE", "STANDIN_NAME=\"NVIDIA H200 MIG 1g.18gb\""]) else {
         return;
     };
     let device = Driver::open_at(&path).unwrap().device(0).unwrap();
-    assert!(device.unshared().unwrap().unwrap().contains("MIG instance"));
+    assert!(device.isolated().unwrap().unwrap().contains("MIG instance"));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_device_is_described_and_a_missing_one_refused() {
         (device.ordinal(), device.name().unwrap().as_str()),
         (1, "Stand-in H200")
     );
-    assert_eq!(device.unshared().unwrap(), None);
+    assert_eq!(device.isolated().unwrap(), None);
     let facts = device.facts().unwrap();
     assert_eq!(
         (facts.capability, facts.multiprocessors, facts.block_shared_bytes),

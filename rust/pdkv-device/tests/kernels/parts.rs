@@ -140,13 +140,32 @@ fn a_rank_takes_its_heads_out_of_all() {
                 src: Some(vec![4, 0, 2]),
                 dst: Some(vec![1, 3, 0]),
             };
-            check(&mut twin, &memory, &job, &tables);
+            let after = check(&mut twin, &memory, &job, &tables);
+            let at = |page: u64, heads: u64, head: u64, token: u64| {
+                let within = if inner.count == 1 {
+                    head * tokens + token
+                } else {
+                    token * heads + head
+                };
+                ((page * heads * tokens + within) * content) as usize
+            };
+            for (from, to) in [(4, 1), (0, 3), (2, 0)] {
+                for (token, head) in (0..tokens).flat_map(|token| [(token, 0), (token, 1)]) {
+                    let from = at(from, heads, rank * heads / 2 + head, token);
+                    let to = at(to, heads / 2, head, token);
+                    let bytes = content as usize;
+                    assert_eq!(
+                        after.regions[1].1[to..to + bytes],
+                        memory.regions[0].1[from..from + bytes]
+                    );
+                }
+            }
         }
     }
 }
 
-/// Runs a job by both twins and compares.
-fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) {
+/// Runs a job by both twins, compares, and gives what is there after it.
+fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) -> Memory {
     let mut sums = vec![Checksum::default(); job.num_pages as usize];
     let mut expected = memory.clone();
     reference::run(job, tables, &mut expected, &mut sums);
@@ -162,4 +181,5 @@ fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) {
         assert!(outcome.memory == expected);
         assert_eq!(outcome.sums, sums.iter().map(|sum| sum.value()).collect::<Vec<_>>());
     }
+    expected
 }
