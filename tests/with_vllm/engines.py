@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from with_vllm import engine_entry, settings
@@ -152,7 +153,7 @@ class Engine:
         if self.process.is_alive():
             with suppress(OSError):
                 self._pipe.send(("close", {}))
-            self.process.join(30)
+            self.process.join(ANSWER_S)
         in_order = not self.process.is_alive()
         self.kill()
         self._pipe.close()
@@ -218,4 +219,5 @@ class Pair:
 
     def close(self):
         """Ends both, and says whether both did so by themselves."""
-        return all([self.prefill.close(), self.decode.close()])
+        with ThreadPoolExecutor(2) as pool:
+            return all(list(pool.map(Engine.close, (self.prefill, self.decode))))

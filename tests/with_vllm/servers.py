@@ -72,7 +72,7 @@ class Program:
         """Ends the program as an operator would, and whatever that leaves behind. Says whether it ended by itself."""
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(100)
             return True
         except subprocess.TimeoutExpired:
             return False
