@@ -30,6 +30,9 @@ def test_what_the_user_wrote_wins_over_the_connectors_own_defaults():
         ("host", "0.0.0.0"),
         ("host", "::"),
         ("host", "192.0.2.1"),
+        ("host", "127.evil.example"),
+        ("host", "localhost.evil.example"),
+        ("secret_file", ""),
         ("host", None),
         ("insecure", "yes"),
         ("allowed_hosts", "a"),
@@ -58,6 +61,36 @@ def test_a_bad_value_is_named(key, value):
     assert refused.value.hint
     if key != "ucx" or value == "rc":
         assert f"`{key}` is `{value}`" in refused.value.message
+
+
+@pytest.mark.parametrize("key", ["alowed_hosts", "transfer_timeout_s", "transport", "secretfile"])
+def test_what_looks_like_a_misspelt_key_is_refused(key):
+    with pytest.raises(ConfigError, match=f"`{key}`") as refused:
+        Settings.of({key: 1})
+    assert "meant" in refused.value.hint
+
+
+def test_where_a_consumer_may_go():
+    assert Settings().places == ("127.0.0.0/8", "::1", "localhost", "127.0.0.1")
+    assert Settings.of({"host": "192.0.2.1", "insecure": True}).places[-1] == "192.0.2.1"
+    assert Settings.of({"allowed_hosts": ["10.0.0.0/8"]}).places == ("10.0.0.0/8",)
+    assert Settings.of({"allowed_hosts": ["a", "*"]}).places is None
+    assert Settings.of({"secret_file": "/some/file"}).places is None
+
+
+def test_a_secret_is_read_from_its_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen bytes or more\n")
+    key = Settings(secret_file=str(secret)).signing_key()
+    secret.write_text("sixteen bytes or more")
+    assert Settings(secret_file=str(secret)).signing_key() == key
+    secret.write_text("too short")
+    with pytest.raises(ConfigError, match="secret") as refused:
+        Settings(secret_file=str(secret)).signing_key()
+    assert "too short" not in str(refused.value)
+    with pytest.raises(ConfigError, match="secret_file"):
+        Settings(secret_file=str(tmp_path / "none")).signing_key()
+    assert Settings().signing_key() is None
 
 
 def test_beyond_loopback_only_by_name():

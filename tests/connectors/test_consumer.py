@@ -9,17 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from connectors.tickets import BLOCK_TOKENS, answer, changed
+from connectors.tickets import BLOCK_TOKENS, answer, changed, read
 from pdkv.connectors.core.consumer import Consumer
 from pdkv.connectors.core.digest import prefix_digest
-from pdkv.connectors.core.params import read
+from pdkv.connectors.core.reading import Reader
 from pdkv.connectors.core.work import Work
 
 TOKENS = list(range(70))
 
 
-def consumer(groups=1):
-    return Consumer("engine-d", [BLOCK_TOKENS] * groups, 30.0, lambda request_id, error: None)
+def consumer(groups=1, *, name="engine-d", tokens=BLOCK_TOKENS, on_refused=lambda request_id, error: None):
+    sizes = [tokens] * groups
+    return Consumer(name, Reader(sizes, tp_size=1, pp_size=1), sizes, 30.0, on_refused)
 
 
 def digest(num_tokens):
@@ -153,26 +154,32 @@ def test_a_request_aborted_during_its_load_is_cancelled():
 
 def test_parameters_that_cannot_be_believed_are_a_failed_load():
     refused = []
-    c = Consumer("engine-d", [BLOCK_TOKENS], 30.0, lambda request_id, error: refused.append((request_id, error.kind)))
+    c = consumer(on_refused=lambda request_id, error: refused.append((request_id, error.kind)))
     assert admit(c, params=changed(answer(), ["remote_num_tokens"], 64)) == 70
     work = c.take()
     assert [(item.request_id, item.kind) for item in work.refusals] == [("d-1", "reference_forged")]
     assert (work.pulls, work.watches, refused) == ((), (), [("d-1", "reference_forged")])
+    assert len(work.declines) == 1
     assert c.match("d-1", 0) == (0, False)
+
+
+def test_other_groups_than_ours_are_a_failed_load():
+    c = consumer()
+    admit(c, params=answer(blocks=(range(1, 6), range(1, 6))))
+    assert [item.kind for item in c.take().refusals] == ["layout"]
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "tokens"),
     [
-        (answer(blocks=(range(1, 6), range(1, 6))), (range(11, 16),), BLOCK_TOKENS),
         (answer(), (range(11, 16),), 32),
         (answer(), (range(11, 14),), BLOCK_TOKENS),
         (answer(blocks=([0, 0, 3, 4, 5],)), (range(11, 16),), BLOCK_TOKENS),
     ],
-    ids=["groups", "block size", "too few blocks", "a block that the producer dropped"],
+    ids=["block size", "too few blocks", "a block that the producer dropped"],
 )
 def test_blocks_that_do_not_pair_are_a_failed_load_and_a_declined_export(theirs, ours, tokens):
-    c = Consumer("engine-d", [tokens] * len(ours), 30.0, lambda request_id, error: None)
+    c = consumer(len(ours), tokens=tokens)
     admit(c, params=theirs, blocks=ours)
     work = c.take()
     assert [item.kind for item in work.refusals] == ["layout"]
@@ -214,6 +221,68 @@ def test_children_are_fetched_for_once():
     assert c.alive == 0
 
 
+def test_a_prompt_that_is_another_leaves_the_export_to_its_own_consumer():
+    c = consumer()
+    assert admit(c, prompt=64) == 64
+    work = c.take()
+    assert [item.kind for item in work.refusals] == ["reference_digest"]
+    assert work.declines == ()
+
+
+def test_a_bug_while_pairing_is_a_failed_load():
+    """The engine waits for what was promised to it."""
+    c = consumer()
+    c.arrived("d-1", answer(), 70)
+    c.match("d-1", 0)
+
+    def broken(num_tokens):
+        raise OverflowError("can't convert negative value to unsigned int")
+
+    c.allocated("d-1", [list(range(11, 16))], 70, broken)
+    work = c.take()
+    assert [item.kind for item in work.refusals] == ["internal"]
+    assert (work.pulls, len(work.declines)) == ((), 1)
+
+
+@pytest.mark.parametrize(("kept", "into"), [(32, (11, 12)), (40, (11, 12, 13))])
+def test_an_engine_that_takes_less_than_it_was_told_of_fetches_less(kept, into):
+    c = consumer()
+    c.arrived("d-1", answer(), 70)
+    assert c.match("d-1", 0) == (70, True)
+    c.allocated("d-1", [list(range(11, 16))], kept, digest)
+    (pull,) = c.take().pulls
+    assert (pull.into, pull.first_blocks, pull.num_tokens) == ((into,), (0,), kept)
+
+
+def test_more_tokens_than_there_are_is_a_failed_load():
+    c = consumer()
+    c.arrived("d-1", answer(), 90)
+    c.match("d-1", 0)
+    c.allocated("d-1", [list(range(11, 17))], 80, digest)
+    assert [item.kind for item in c.take().refusals] == ["layout"]
+
+
+def test_what_nothing_can_be_fetched_for_lets_the_producer_go():
+    c = consumer()
+    c.turned_down(answer())
+    c.turned_down(None)
+    assert len(c.take().declines) == 1
+
+
+def test_thousands_of_children_cost_each_a_constant():
+    """Leadership passes from one to the next, whoever goes, and nobody looks through all of them."""
+    c = consumer()
+    names = [f"{index}_x" for index in range(3_000)]
+    params = answer()
+    for name in names:
+        c.arrived(name, params, 70)
+    for name in names:
+        c.finished(name)
+    work = c.take()
+    assert (len(work.watches), len(work.declines)) == (3_000, 1)
+    assert not c._families
+
+
 def test_a_child_takes_over_from_one_that_went():
     c = consumer()
     for child in ("0_x", "1_x", "2_x"):
@@ -229,7 +298,7 @@ def test_a_child_takes_over_from_one_that_went():
 
 
 def test_an_engine_does_not_fetch_from_itself():
-    c = Consumer("engine-p", [BLOCK_TOKENS], 30.0, lambda request_id, error: None)
+    c = consumer(name="engine-p")
     c.arrived("d-1", answer(), 70)
     assert c.match("d-1", 0) == (0, False)
     work = c.take()

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.tickets import answer, changed
-from pdkv.connectors.core.params import asks_for_decode, asks_for_prefill, expand, read, runs_of
-from pdkv.errors import PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
+from connectors.tickets import answer, changed, read
+from pdkv.connectors.core.digest import signing_key
+from pdkv.connectors.core.params import asks_for_decode, asks_for_prefill, expand, runs_of
+from pdkv.connectors.core.producer import Producer
+from pdkv.errors import LayoutError, PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
 
 NIXL_KEYS = {
     "do_remote_prefill",
@@ -47,7 +49,7 @@ def test_an_answer_has_the_keys_of_nixl_and_one_more():
 
 
 def test_an_answer_is_read_as_it_was_written():
-    ticket, producer = read(answer(blocks=([0, 0, 3, 4, 9], range(1, 6)), ranks=2), 71)
+    ticket, producer = read(answer(blocks=([0, 0, 3, 4, 9], range(1, 6)), ranks=2), 71, groups=2, ranks=2)
     assert (producer.engine_id, producer.host, producer.port) == ("engine-p", "127.0.0.1", 5600)
     assert [(group.first, group.runs) for group in ticket.groups] == [(2, ((3, 2), (9, 1))), (0, ((1, 5),))]
     places = [[(json.loads(text)["rank"], json.loads(text)["group"]) for text in rank] for rank in ticket.references]
@@ -101,6 +103,10 @@ def test_what_asks_for_what():
         (["pdkv", "tp_size"], 0),
         (["remote_host"], 1),
         (["remote_host"], None),
+        (["remote_engine_id"], "engine-p\nforged line"),
+        (["remote_engine_id"], ["x" * 5_000]),
+        (["remote_num_tokens"], 70.0),
+        (["tp_size"], True),
         (["remote_port"], 0),
         (["remote_port"], None),
         (["remote_port"], True),
@@ -113,7 +119,6 @@ def test_what_asks_for_what():
         (["pdkv", "groups", 0], None),
         (["pdkv", "groups", 0, "first"], 1),
         (["pdkv", "groups", 0, "block_tokens"], 0),
-        (["pdkv", "groups", 0, "block_tokens"], 32),
         (["pdkv", "groups", 0, "runs"], [[1, 2**31]]),
         (["pdkv", "groups", 0, "runs"], [[1, 5, 6]][:0]),
         (["pdkv", "groups", 0, "runs", 0], [-1, 5]),
@@ -121,12 +126,19 @@ def test_what_asks_for_what():
         (["pdkv", "references"], []),
         (["pdkv", "references", 0], []),
         (["pdkv", "references"], [[{}] * 2]),
+        (["pdkv", "references", 0, 0], {"tag": "x" * 5_000}),
+        (["pdkv", "references", 0, 0], {"tag": {"deep": 1}}),
+        (["pdkv", "references", 0, 0], {str(name): 1 for name in range(100)}),
+        (["pdkv", "references", 0, 0], {"tag": 10**5_000}),
+        (["pdkv", "references", 0, 0], "text"),
     ],
 )
 def test_what_no_producer_would_write_is_refused(path, value):
     with pytest.raises(ReferenceForgedError) as refused:
         read(changed(answer(), path, value), 70)
     assert refused.value.hint
+    assert "\n" not in refused.value.message
+    assert len(refused.value.message) < 400
 
 
 def test_a_later_format_and_another_connector_are_told_apart():
@@ -136,6 +148,66 @@ def test_a_later_format_and_another_connector_are_told_apart():
     del params["pdkv"]
     with pytest.raises(UnsupportedError, match="engine-p"):
         read(params, 70)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"ranks": 2}, {"ranks": 1}),
+        ({"blocks": (range(1, 6), range(1, 6))}, {"groups": 1}),
+    ],
+    ids=["ranks", "groups"],
+)
+def test_an_engine_of_other_sizes_is_named_with_both(theirs, ours):
+    with pytest.raises(LayoutError, match=r"`1` here and `2` there|`2` KV groups, this engine `1`"):
+        read(answer(**theirs), 70, **ours)
+
+
+def test_another_block_size_is_named_with_both():
+    with pytest.raises(LayoutError, match="hold `32` tokens, this engine's `16`"):
+        read(changed(answer(), ["pdkv", "groups", 0, "block_tokens"], 32), 70)
+
+
+class Counted(list):
+    """A list that tells how much of it was looked at."""
+
+    looked = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            Counted.looked += 1
+            yield item
+
+
+@pytest.mark.parametrize("path", [["pdkv", "groups"], ["pdkv", "groups", 0, "runs"], ["remote_block_ids", 0]])
+def test_reading_costs_no_more_than_what_an_honest_answer_would(path):
+    """Lists of other lengths are refused by their length."""
+    Counted.looked = 0
+    filler = {"first": 0, "block_tokens": 16, "runs": [[1, 5]]} if path[-1] == "groups" else [1, 1]
+    with pytest.raises(PdkvError):
+        read(changed(answer(), path, Counted([filler] * 10_000)), 70)
+    assert Counted.looked == 0
+
+
+KEY = signing_key(b"a secret of the cluster")
+
+
+def test_with_a_secret_only_what_was_signed_with_it_is_read():
+    producer = Producer("engine-p", [16], 30.0, KEY)
+    signed = answer(producer=producer)
+    assert read(signed, 70, key=KEY)[0].num_tokens == 70
+    assert read(signed, 70)[0].num_tokens == 70
+    for params in (
+        answer(),
+        answer(producer=Producer("engine-p", [16], 30.0, signing_key(b"another secret here"))),
+        changed(signed, ["remote_host"], "127.0.0.2"),
+        changed(signed, ["remote_port"], 5601),
+        changed(signed, ["pdkv", "signature"], None),
+        changed(signed, ["pdkv", "signature"], "\u00e4" * 64),
+        changed(signed, ["pdkv", "references", 0, 0, "number"], 7),
+    ):
+        with pytest.raises(ReferenceForgedError, match="secret"):
+            read(params, 70, key=KEY)
 
 
 def test_a_prompt_that_is_shorter_than_the_export_is_another():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from connectors.tickets import BLOCK_TOKENS, answer, export
-from pdkv.connectors.core.params import read
+from connectors.tickets import BLOCK_TOKENS, answer, export, read
 from pdkv.connectors.core.producer import Producer, parent_of
 
 
@@ -31,7 +30,7 @@ def test_a_prompt_shorter_than_a_block_is_one_block():
 
 
 def test_the_digest_of_every_reference_covers_prompt_and_answer():
-    ticket, _ = read(answer(ranks=3), 70)
+    ticket, _ = read(answer(ranks=3), 70, ranks=3)
     other, _ = read(answer(request_id="p-2"), 70)
     digests = {json.loads(text)["digest"] for rank in ticket.references for text in rank}
     assert len(digests) == 1

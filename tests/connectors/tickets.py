@@ -8,6 +8,7 @@ from itertools import count
 
 from pdkv.connectors.core.digest import prefix_digest
 from pdkv.connectors.core.producer import Exported, Producer
+from pdkv.connectors.core.reading import Reader
 
 BLOCK_TOKENS = 16
 
@@ -57,3 +58,8 @@ def changed(params, path, value):
         at = at[key]
     at[path[-1]] = value
     return params
+
+
+def read(params, num_prompt_tokens, *, groups=1, ranks=1, key=None):
+    """Reads parameters as a consumer with so many groups and ranks does."""
+    return Reader([BLOCK_TOKENS] * groups, tp_size=ranks, pp_size=1, key=key).read(params, num_prompt_tokens)

@@ -141,8 +141,18 @@ def test_states_are_refused_by_name():
 
 
 def test_what_bytes_mean_names_the_model_the_device_and_every_group():
-    text = vllm_caches.meaning("smol", config(["a"]), "cpu(vec)")
+    tensors = storage_of(1, (BLOCKS, HEADS, TOKENS, CONTENT))
+    tensors["a"] = tensors.pop("layers.0")
+    text = vllm_caches.meaning("smol", config(["a"]), "cpu(vec)", tensors)
     assert text.startswith(
         "smol|cpu(vec)|FullAttentionSpec(block_size=32,num_kv_heads=2,head_size=32,dtype=torch.float32"
     )
-    assert text != vllm_caches.meaning("smol", config(["a"], tokens=64), "cpu(vec)")
+    assert text != vllm_caches.meaning("smol", config(["a"], tokens=64), "cpu(vec)", tensors)
+
+
+def test_bytes_in_another_order_mean_something_else():
+    """Kernel blocks of half a block, heads first on one side and tokens first on the other."""
+    heads_first = torch.zeros(2 * BLOCKS, HEADS, TOKENS // 2, CONTENT)
+    tokens_first = torch.zeros(2 * BLOCKS, TOKENS // 2, HEADS, CONTENT).transpose(1, 2)
+    texts = [vllm_caches.meaning("m", config(["a"]), "cpu", {"a": tensor}) for tensor in (heads_first, tokens_first)]
+    assert texts[0] != texts[1]

@@ -125,6 +125,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings.model_id or str(self._config.model_config.model),
             self._caches,
             versions.packing(self._caches),
+            kv_caches,
         )
         self._worker = WorkerSide(
             f"{self._engine_id}/{ranks['pp_rank']}.{ranks['tp_rank']}",
@@ -206,8 +207,9 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None or request.request_id in self._arrived or request.kv_transfer_params is None:
             return
         self._arrived.add(request.request_id)
-        # What stands in for embedded prompts and growing sessions is no prompt that a digest could name.
-        if getattr(request, "prompt_embeds", None) is None and not getattr(request, "resumable", False):
+        if _is_nameless(request):
+            self._scheduler.turned_down(request.kv_transfer_params)
+        else:
             self._scheduler.arrived(request.request_id, request.kv_transfer_params, request.num_prompt_tokens)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -254,14 +256,13 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             return False, None
         self.on_new_request(request)
         self._arrived.discard(request.request_id)
-        nameless = getattr(request, "prompt_embeds", None) is not None or getattr(request, "resumable", False)
         return self._scheduler.finished(
             request.request_id,
             request.kv_transfer_params,
             self._select(block_ids),
             min(request.num_computed_tokens, request.num_prompt_tokens),
             lambda num_tokens: _digest(request, num_tokens),
-            complete=request.status.name in _FINISHED_WELL and not nameless,
+            complete=request.status.name in _FINISHED_WELL and not _is_nameless(request),
         )
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
@@ -285,6 +286,8 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         snapshot = None if self._worker is None else self._worker.stats.snapshot_and_reset()
         if snapshot is None:
             return None
+        if getattr(self._config.kv_transfer_config, "kv_load_failure_policy", "fail") != "recompute":
+            snapshot["num_recomputed_requests"] = 0  # a failed load ends its request
         from pdkv.connectors.vllm_metrics import PdkvStats
 
         return PdkvStats(data=snapshot)
@@ -310,6 +313,11 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         for side in (self._worker, self._scheduler):
             if side is not None:
                 side.close()
+
+
+def _is_nameless(request: Any) -> bool:
+    """Whether the prompt is none that a digest could name: embeddings, or a session that grows."""
+    return getattr(request, "prompt_embeds", None) is not None or bool(getattr(request, "resumable", False))
 
 
 def _digest(request: Any, num_tokens: int) -> bytes:

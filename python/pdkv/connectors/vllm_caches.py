@@ -103,16 +103,28 @@ def _has_own_mapping(tensor: Any) -> bool:
     return bool(getattr(tensor, "is_cpu", False)) and tensor.untyped_storage().nbytes() >= _OWN_MAPPING_BYTES
 
 
-def meaning(model: str, kv_cache_config: Any, device: str) -> str:
+def meaning(model: str, kv_cache_config: Any, device: str, kv_caches: Mapping[str, Any]) -> str:
     """One line for what the bytes of all groups mean, equal where caches can be exchanged.
 
     Args:
         model: Name of the weights.
         kv_cache_config: vLLM's.
         device: Kind of the device, and whatever else decides how a kernel packs a block.
+        kv_caches: Layer name to tensor. Of groups that are taken as bytes, the order of the bytes is part of it.
     """
-    groups = [_facts(group.kv_cache_spec) for _, group in transfer_groups(kv_cache_config)]
+    groups = []
+    for _, group in transfer_groups(kv_cache_config):
+        spec = group.kv_cache_spec
+        tensor = next((kv_caches[name] for name in group.layer_names if name in kv_caches), None)
+        opaque = tensor is not None and _axes(tensor, kv_cache_config.num_blocks, int(spec.block_size)) is None
+        groups.append(_facts(spec) + (_order(tensor) if opaque else ""))
     return f"{model}|{device}|{';'.join(groups)}"
+
+
+def _order(tensor: Any) -> str:
+    """Shape of a kernel's block, and its axes from the largest stride to the smallest."""
+    strides = tensor.stride()[1:]
+    return f"{list(tensor.shape[1:])}@{sorted(range(len(strides)), key=lambda axis: -strides[axis])}"
 
 
 def _facts(spec: Any) -> str:

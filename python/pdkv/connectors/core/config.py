@@ -1,16 +1,21 @@
 """Settings of a connector, as users write them into `kv_connector_extra_config`.
 
-Checks types and ranges and names what is wrong; reads no environment and opens nothing. A key that pdkv doesn't know is
-left alone, since one configuration often serves several connectors.
+Checks types and ranges and names what is wrong; reads no environment. A key that pdkv doesn't know is left alone, since
+one configuration often serves several connectors, unless it looks like a misspelt one.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+from pdkv.connectors.core.digest import signing_key
 from pdkv.errors import ConfigError
 from pdkv.ucx import UcxConfig
 
@@ -18,7 +23,22 @@ __all__ = ["Settings"]
 
 _OPERATION = "connector settings"
 _LAST_PORT = 65535
-_LOOPBACK = ("127.", "::1", "localhost")
+_LOOPBACK = ("127.0.0.0/8", "::1", "localhost")
+_SECRET_BYTES = 16
+# NIXL's, which one configuration may have beside pdkv's.
+_NIXLS = frozenset(
+    {
+        "backends",
+        "bidirectional_kv_xfer",
+        "decoder_kv_blocks_ttl",
+        "enforce_handshake_compat",
+        "engine_ttl",
+        "kv_recompute_threshold",
+        "num_threads",
+        "push_registration_timeout",
+    }
+)
+_log = logging.getLogger("pdkv.connectors")
 
 
 @dataclass(frozen=True)
@@ -32,7 +52,10 @@ class Settings:
         engine_port: Port of rank 0's engine; rank `r` takes `engine_port + r`, and data-parallel engines take the ports
             after one another's. 0 takes free ones.
         insecure: Listen beyond loopback without encryption or authentication: for networks that nobody else is on.
-        allowed_hosts: Hosts that a consumer may dial, as the parameters of a request name them. `None` is any.
+        allowed_hosts: Hosts and networks that a consumer may dial, as the parameters of a request name them; `"*"` is
+            any. `None` is loopback and `host`, and with a `secret_file` any.
+        secret_file: A file with a secret of 16 bytes or more, the same on all producers and consumers. Producers sign
+            their answers with it, and consumers take no others.
         transports: Ways of moving bytes that may be used; `None` is all that this machine has.
         require: The only transport to use, or `"rdma"`; a pull that can't have it fails. `None` takes the best.
         threads: Copying threads of each rank's engine; `None` lets the engine choose.
@@ -50,6 +73,7 @@ class Settings:
     engine_port: int = 0
     insecure: bool = False
     allowed_hosts: tuple[str, ...] | None = None
+    secret_file: str | None = None
     transports: tuple[str, ...] | None = None
     require: str | None = None
     threads: int | None = None
@@ -78,7 +102,33 @@ class Settings:
                 given[name] = _texts(name, given[name])
         settings = cls(**given)
         settings._check()
+        _warn_of_others(
+            set(extra_config) - {field.name for field in fields(cls)}, {field.name for field in fields(cls)}
+        )
         return settings
+
+    @property
+    def places(self) -> tuple[str, ...] | None:
+        """Hosts and networks that may be dialled; `None` is any."""
+        if self.allowed_hosts is not None:
+            return None if "*" in self.allowed_hosts else self.allowed_hosts
+        return None if self.secret_file is not None else (*_LOOPBACK, self.host)
+
+    def signing_key(self) -> bytes | None:
+        """What answers are signed with; reads the file.
+
+        Raises:
+            ConfigError: It can't be read, or is too short.
+        """
+        if self.secret_file is None:
+            return None
+        try:
+            secret = Path(self.secret_file).read_bytes().strip()
+        except OSError as error:
+            raise _bad("secret_file", self.secret_file, f"it can't be read: {error.strerror}") from error
+        if len(secret) < _SECRET_BYTES:
+            raise _bad("secret_file", self.secret_file, f"its content has `{len(secret)}` bytes, 16 are the least")
+        return signing_key(secret)
 
     def of_replica(self, index: int, ranks: int) -> Settings:
         """The settings of one of several engines that were started with the same ones.
@@ -130,7 +180,7 @@ class Settings:
             raise _bad("host", host, "give a host name or an address of this machine")
         if self.host in ("0.0.0.0", "::"):
             raise _bad("host", self.host, "consumers are told this host: give the one that they can reach")
-        if not self.insecure and not self.host.startswith(_LOOPBACK):
+        if not self.insecure and not _is_loopback(self.host):
             raise _bad(
                 "host",
                 self.host,
@@ -138,11 +188,26 @@ class Settings:
             )
         if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int)):
             raise _bad("threads", self.threads, "give a number of threads, or leave it out")
-        for name in ("require", "model_id"):
+        for name in ("require", "model_id", "secret_file"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise _bad(name, value, "give a text, or leave it out")
         self.ucx_config()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _warn_of_others(others: set[str], known: set[str]) -> None:
+    """Refuses what looks like a misspelt key of pdkv's; whatever else is there may be somebody else's."""
+    for name in sorted(others - _NIXLS):
+        if close := get_close_matches(name, known, n=1, cutoff=0.75):
+            raise ConfigError(f"there is no key `{name}`", operation=_OPERATION, hint=f"is `{close[0]}` meant?")
+        _log.info("`%s` in kv_connector_extra_config is none of pdkv's", name)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -1,27 +1,31 @@
 """The consumer's decisions: what a request is matched with, which blocks are fetched, when the producer is let go.
 
 Pure bookkeeping on the scheduler side. A request goes through `arrived`, `match` (any number of times, without effect),
-`allocated` and `finished`, and can be finished at any point. Each export that a request brought is answered exactly
-once: by a pull, or by a decline. Parameters that can't be believed become a refusal, which the workers report as a
-failed load, so that the LLM engine's own policy decides what becomes of the request.
+`allocated` and `finished`, and can be finished at any point. Each export that a request brought is answered at most
+once, by a pull or a decline; one that belongs to another prompt is left to its own consumer, or to its lease.
+Parameters that can't be believed become a refusal, which the workers report as a failed load, so that the LLM engine's
+own policy decides what becomes of the request.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from pdkv.connectors.core import params as schema
 from pdkv.connectors.core.params import Ticket
 from pdkv.connectors.core.producer import NULL_BLOCK, parent_of
+from pdkv.connectors.core.reading import Reader
 from pdkv.connectors.core.work import Decline, ProducerAddress, PullOrder, References, Refusal, Watch, Work
-from pdkv.errors import LayoutError, PdkvError
+from pdkv.errors import InternalError, LayoutError, PdkvError, ReferenceDigestError
 
 __all__ = ["Consumer"]
 
 _OPERATION = "match"
+_Exports = tuple[ProducerAddress, References]
 
 
 class _Phase(Enum):
@@ -30,26 +34,41 @@ class _Phase(Enum):
     OVER = 3
 
 
+class _Family:
+    """Children of one request (`n` > 1) that brought the same export: the first of them fetches for all."""
+
+    __slots__ = ("answered", "fetching", "members")
+
+    def __init__(self) -> None:
+        self.members = OrderedDict[str, None]()
+        self.answered = False  # the export was pulled or declined
+        self.fetching = False  # the pull is under way
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.members))
+
+
 @dataclass
 class _Load:
     """What one request brought.
 
     Attributes:
-        ticket: What the producer said, if it can be believed so far.
-        producer: Where it can be asked.
-        references: What is to be answered, by a pull or a decline.
-        refusal: Why it can't be believed.
-        leader: The sibling that fetches for this request too.
-        phase: How far it is.
         num_prompt_tokens: Tokens of the prompt.
+        ticket: What the producer said, if it can be believed so far.
+        exports: What is to be answered.
+        refusal: Why it can't be believed.
+        family: Its siblings, if it has any.
+        computed: Tokens that it had when it was matched last.
+        phase: How far it is.
     """
 
-    ticket: Ticket | None
-    producer: ProducerAddress | None
-    references: References
-    refusal: PdkvError | None
-    leader: str | None
     num_prompt_tokens: int
+    ticket: Ticket | None = None
+    exports: _Exports | None = None
+    refusal: PdkvError | None = None
+    family: _Family | None = field(default=None, repr=False)
+    computed: int = 0
     phase: _Phase = _Phase.WAITING
 
 
@@ -58,24 +77,27 @@ class Consumer:
 
     Args:
         engine_id: The LLM engine.
+        reader: Reads what clients send.
         block_tokens: For each KV group, tokens in a block.
         lease_s: Seconds to ask for when a lease is renewed.
-        on_refused: Called with each refusal, for logs and statistics.
+        on_refused: Called with each refusal, for the log.
     """
 
     def __init__(
         self,
         engine_id: str,
+        reader: Reader,
         block_tokens: Sequence[int],
         lease_s: float,
         on_refused: Callable[[str, PdkvError], None],
     ) -> None:
         self._engine_id = engine_id
+        self._reader = reader
         self._block_tokens = tuple(block_tokens)
         self._lease_s = lease_s
         self._on_refused = on_refused
         self._loads: dict[str, _Load] = {}
-        self._families: dict[tuple[str, str], list[str]] = {}  # parent and export -> siblings, as they came
+        self._families: dict[tuple[str, str], _Family] = {}  # by parent and export
         self._reset()
 
     @property
@@ -87,21 +109,27 @@ class Consumer:
         """A request came in; its lease is kept alive from here on."""
         if params is None or not schema.asks_for_prefill(params):
             return
+        load = _Load(num_prompt_tokens)
         try:
-            ticket, producer = schema.read(params, num_prompt_tokens)
+            ticket, producer = self._reader.read(params, num_prompt_tokens)
         except PdkvError as error:
-            named = schema.read_exports(params)
-            where, references = (None, ()) if named is None else named
-            self._loads[request_id] = _Load(None, where, references, error, None, num_prompt_tokens)
+            load.refusal, load.exports = error, self._reader.exports(params)
+            self._loads[request_id] = load
             return
+        load.ticket, load.exports = ticket, (producer, ticket.references)
         if producer.engine_id == self._engine_id:
             # A router took this engine for both legs: what it has, it finds in its own prefix cache.
-            self._declines.append(Decline(producer, ticket.references))
+            self._decline(load)
             return
-        leader = self._leader(request_id, ticket)
-        self._loads[request_id] = _Load(ticket, producer, ticket.references, None, leader, num_prompt_tokens)
-        if leader is None:
-            self._watches.append(Watch(request_id, producer, ticket.references, self._lease_s))
+        self._loads[request_id] = load
+        self._join_family(request_id, load)
+        if load.family is None or load.family.first == request_id:
+            self._watch(request_id, load)
+
+    def turned_down(self, params: Mapping[str, Any] | None) -> None:
+        """A request came in that can't be matched with anything: its producer is let go."""
+        if params is not None and schema.asks_for_prefill(params):
+            self._decline(_Load(0, exports=self._reader.exports(params)))
 
     def match(self, request_id: str, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens beyond `num_computed_tokens` can be fetched.
@@ -112,12 +140,14 @@ class Consumer:
         load = self._loads.get(request_id)
         if load is None or load.phase is not _Phase.WAITING:
             return 0, False
-        if load.leader is not None and load.refusal is None:
-            # Siblings have the same prompt: what the leader fetched is in the prefix cache by now, if there is one.
-            leader = self._loads.get(load.leader)
-            return (None, False) if leader is not None and leader.phase is not _Phase.OVER else (0, False)
-        held = load.num_prompt_tokens if load.ticket is None else load.ticket.num_tokens
-        external = held - num_computed_tokens
+        family = load.family
+        if family is not None and family.answered:
+            # Siblings have the same prompt: what was fetched is in the prefix cache by now, if there is one.
+            return (None, False) if family.fetching else (0, False)
+        if family is not None and family.first != request_id:
+            return None, False
+        load.computed = num_computed_tokens
+        external = (load.num_prompt_tokens if load.ticket is None else load.ticket.num_tokens) - num_computed_tokens
         return (external, True) if external > 0 else (0, False)
 
     def allocated(
@@ -139,23 +169,27 @@ class Consumer:
         if load is None or load.phase is not _Phase.WAITING:
             return
         if num_external_tokens == 0:
+            load.phase = _Phase.OVER
             self._let_go(request_id, load)
             return
         load.phase = _Phase.LOADING
-        if load.refusal is None and load.ticket is not None and load.producer is not None:
+        if load.refusal is None:
             try:
-                order = self._order(request_id, load.ticket, load.producer, block_ids, num_external_tokens, digest)
+                order = self._order(request_id, load, block_ids, num_external_tokens, digest)
             except PdkvError as error:
                 load.refusal = error
-                self._unwatches.append(request_id)
-                self._declines.append(Decline(load.producer, load.references))
+            except Exception as bug:  # noqa: BLE001 - the LLM engine waits for this load, so it must fail
+                load.refusal = InternalError(f"the blocks can't be paired: {bug!r:.200}", operation=_OPERATION)
             else:
                 self._pulls.append(order)
+                if load.family is not None:
+                    load.family.answered = load.family.fetching = True
                 return
-        if load.refusal is not None:
-            blocks = self._unfetched(load.num_prompt_tokens, num_external_tokens, block_ids)
-            self._refusals.append(Refusal(request_id, load.refusal.kind, load.refusal.message, blocks))
-            self._on_refused(request_id, load.refusal)
+        self._let_go(request_id, load)
+        refusal = load.refusal
+        blocks = self._unfetched(load.computed, block_ids)
+        self._refusals.append(Refusal(request_id, refusal.kind, refusal.message, blocks))
+        self._on_refused(request_id, refusal)
 
     def loaded(self, request_ids: Iterable[str]) -> None:
         """The loads of these requests have ended at every rank, well or not."""
@@ -163,17 +197,23 @@ class Consumer:
             load = self._loads.get(request_id)
             if load is not None:
                 load.phase = _Phase.OVER
+                if load.family is not None:
+                    load.family.fetching = False
 
     def finished(self, request_id: str) -> None:
         """The request is over, for whatever reason. A load that is under way is still reported when it has ended."""
         load = self._loads.pop(request_id, None)
         if load is None:
             return
-        if load.phase is _Phase.WAITING:
-            self._let_go(request_id, load)
-        elif load.phase is _Phase.LOADING:
+        if load.phase is _Phase.LOADING:
             self._cancels.append(request_id)
-        self._leave_family(request_id, load)
+        heir = self._leave_family(request_id, load)
+        if load.phase is _Phase.WAITING:
+            if heir is None:
+                self._let_go(request_id, load, even_another_prompts=True)
+            elif load.exports is not None:
+                self._unwatches.append(request_id)
+                self._watch(heir, load)
 
     @property
     def pending(self) -> bool:
@@ -205,102 +245,95 @@ class Consumer:
         self._unwatches: list[str] = []
         self._cancels: list[str] = []
 
-    def _leader(self, request_id: str, ticket: Ticket) -> str | None:
-        """The sibling that fetches what this request would, or `None` if it does itself."""
-        family = _family(request_id, ticket)
+    def _join_family(self, request_id: str, load: _Load) -> None:
+        name = _family_name(request_id, load)
+        if name is not None:
+            load.family = self._families.setdefault(name, _Family())
+            load.family.members[request_id] = None
+
+    def _leave_family(self, request_id: str, load: _Load) -> str | None:
+        """Takes a request out of its family; gives who is to fetch now, if that was up to this one."""
+        family = load.family
         if family is None:
             return None
-        siblings = self._families.setdefault(family, [])
-        siblings.append(request_id)
-        return None if siblings[0] == request_id else siblings[0]
+        was_first = family.first == request_id
+        del family.members[request_id]
+        if load.phase is _Phase.LOADING:
+            family.fetching = False
+        if not family.members:
+            name = _family_name(request_id, load)
+            if name is not None:
+                del self._families[name]
+            return None
+        return family.first if was_first and not family.answered else None
 
-    def _leave_family(self, request_id: str, load: _Load) -> None:
-        family = None if load.ticket is None else _family(request_id, load.ticket)
-        if family is None:
-            return
-        siblings = self._families[family]
-        siblings.remove(request_id)
-        if not siblings:
-            del self._families[family]
+    def _watch(self, request_id: str, load: _Load) -> None:
+        if load.exports is not None:
+            self._watches.append(Watch(request_id, *load.exports, self._lease_s))
 
-    def _let_go(self, request_id: str, load: _Load) -> None:
-        """Answers the export without fetching it."""
-        load.phase = _Phase.OVER
-        if load.producer is None or load.leader is not None:
-            return
+    def _decline(self, load: _Load) -> None:
+        if load.exports is not None:
+            self._declines.append(Decline(*load.exports))
+
+    def _let_go(self, request_id: str, load: _Load, *, even_another_prompts: bool = False) -> None:
+        """Answers the export of a request that will not fetch, unless a sibling does."""
+        family = load.family
+        if family is not None:
+            if family.answered or (family.members and family.first != request_id):
+                return
+            family.answered = True
         if load.ticket is not None:
             self._unwatches.append(request_id)
-        heir = self._heir(request_id)
-        if heir is None:
-            self._declines.append(Decline(load.producer, load.references))
-        else:
-            self._watches.append(Watch(heir, load.producer, load.references, self._lease_s))
+        if even_another_prompts or not isinstance(load.refusal, ReferenceDigestError):
+            self._decline(load)
 
-    def _heir(self, request_id: str) -> str | None:
-        """The sibling that takes over from a request that will not fetch, now the leader of the others."""
-        waiting = {
-            name: load
-            for name, load in self._loads.items()
-            if load.leader == request_id and load.phase is _Phase.WAITING
-        }
-        heir = next(iter(waiting), None)
-        for name, load in waiting.items():
-            load.leader = None if name == heir else heir
-        return heir
-
-    def _unfetched(
-        self, num_prompt_tokens: int, num_external_tokens: int, block_ids: Sequence[Sequence[int]]
-    ) -> tuple[int, ...]:
+    def _unfetched(self, computed: int, block_ids: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The blocks behind what the request had already: those that a load was to fill, at least."""
         return tuple(
             block
             for ids, block_tokens in zip(block_ids, self._block_tokens, strict=False)
-            for block in ids[max(num_prompt_tokens - num_external_tokens, 0) // block_tokens :]
+            for block in ids[computed // block_tokens :]
             if block != NULL_BLOCK
         )
 
     def _order(
         self,
         request_id: str,
-        ticket: Ticket,
-        producer: ProducerAddress,
+        load: _Load,
         block_ids: Sequence[Sequence[int]],
         num_external_tokens: int,
         digest: Callable[[int], bytes],
     ) -> PullOrder:
         """Pairs the blocks of both ends by their position in the prompt."""
-        if len(ticket.groups) != len(block_ids):
+        ticket = load.ticket
+        if ticket is None or load.exports is None or len(block_ids) != len(ticket.groups):
+            raise LayoutError(f"blocks of `{len(block_ids)}` KV groups were allocated", operation=_OPERATION)
+        wanted_tokens = load.computed + num_external_tokens
+        if wanted_tokens > ticket.num_tokens:
             raise LayoutError(
-                f"the producer has `{len(ticket.groups)}` KV groups, this engine `{len(block_ids)}`",
+                f"tokens up to `{wanted_tokens}` are wanted, the export has `{ticket.num_tokens}`",
                 operation=_OPERATION,
-                hint="both engines must serve the same model with the same KV cache groups",
             )
         into, first_blocks = [], []
         for at, (group, ids) in enumerate(zip(ticket.groups, block_ids, strict=True)):
-            block_tokens = self._block_tokens[at]
-            if group.block_tokens != block_tokens:
-                raise LayoutError(
-                    f"the producer's blocks hold `{group.block_tokens}` tokens, this engine's `{block_tokens}`",
-                    operation=_OPERATION,
-                    hint="start both engines with the same `--block-size`",
-                )
-            start = (ticket.num_tokens - num_external_tokens) // block_tokens
-            end = -(-ticket.num_tokens // block_tokens)
+            start = load.computed // group.block_tokens
+            end = -(-wanted_tokens // group.block_tokens)
             while start < end and start < len(ids) and ids[start] == NULL_BLOCK:
                 start += 1
             wanted = tuple(ids[start:end])
             if start < end and (len(wanted) < end - start or NULL_BLOCK in wanted or start < group.first):
                 raise LayoutError(
-                    f"blocks `{start}..{end}` of group `{at}` are needed, the producer exported `{group.first}..{end}` "
-                    f"and this engine allocated `{len(ids)}`",
+                    f"blocks `{start}..{end}` of group `{at}` are needed, the producer exported them from "
+                    f"`{group.first}` on and this engine allocated `{len(ids)}`",
                     operation=_OPERATION,
                 )
             into.append(wanted)
             first_blocks.append(max(start - group.first, 0))
+        producer, references = load.exports
         return PullOrder(
             request_id=request_id,
             producer=producer,
-            references=ticket.references,
+            references=references,
             digest=digest(ticket.num_tokens) + ticket.seal(),
             into=tuple(into),
             first_blocks=tuple(first_blocks),
@@ -308,7 +341,7 @@ class Consumer:
         )
 
 
-def _family(request_id: str, ticket: Ticket) -> tuple[str, str] | None:
+def _family_name(request_id: str, load: _Load) -> tuple[str, str] | None:
     """What children of one request that brought the same export have in common."""
     parent = parent_of(request_id)
-    return None if parent is None else (parent, ticket.references[0][0])
+    return None if parent is None or load.ticket is None else (parent, load.ticket.references[0][0])

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-__all__ = ["Media", "prefix_digest", "seal"]
+__all__ = ["Media", "prefix_digest", "seal", "signature", "signing_key"]
 
 _VERSION = b"pdkv-prefix-1"
 _PREFIX_BYTES = 32
@@ -79,6 +79,27 @@ def seal(statement: Mapping[str, Any]) -> bytes:
         16 bytes.
     """
     return blake2b(_canonical(statement), digest_size=_SEAL_BYTES).digest()
+
+
+def signature(blob: Mapping[str, Any], host: str, port: int, key: bytes) -> str:
+    """Keyed digest of all that an answer says, and of where its producer is.
+
+    Args:
+        blob: The object `pdkv`, but for its signature.
+        host: Host of the producer's directory.
+        port: Port of the producer's directory.
+        key: What producers and consumers share.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    said = {name: value for name, value in blob.items() if name != "signature"}
+    return blake2b(_canonical([said, host, port]), digest_size=32, key=key).hexdigest()
+
+
+def signing_key(secret: bytes) -> bytes:
+    """The key that a secret of any length stands for."""
+    return blake2b(secret, digest_size=64, person=b"pdkv-params").digest()
 
 
 def _canonical(value: Any) -> bytes:

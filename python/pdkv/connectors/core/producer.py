@@ -52,12 +52,14 @@ class Producer:
         engine_id: The LLM engine.
         block_tokens: For each KV group, tokens in a block.
         lease_s: First lease of an export.
+        key: Signs what is answered, for consumers that share it.
     """
 
-    def __init__(self, engine_id: str, block_tokens: Sequence[int], lease_s: float) -> None:
+    def __init__(self, engine_id: str, block_tokens: Sequence[int], lease_s: float, key: bytes | None = None) -> None:
         self._engine_id = engine_id
         self._block_tokens = tuple(block_tokens)
         self._lease_s = lease_s
+        self._key = key
         self._orders: list[ExportOrder] = []
         self._alive: dict[str, str | None] = {}  # request -> its parent
         self._families: dict[str, tuple[bytes, dict[str, Any]]] = {}
@@ -122,8 +124,8 @@ class Producer:
             tuple(blocks[group.first : group.first + group.num_blocks])
             for blocks, group in zip(finished.block_ids, groups, strict=True)
         )
+        params = answer(ticket, host, port, self._key)
         self._orders.append(ExportOrder(finished.request_id, references, pinned, self._lease_s))
-        params = answer(ticket, host, port)
         self._alive[finished.request_id] = parent
         if parent is not None:
             self._families[parent] = (finished.digest, dict(params))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pdkv._core import Issuer
 from pdkv.connectors.core.config import Settings
@@ -17,11 +17,14 @@ from pdkv.connectors.core.consumer import Consumer
 from pdkv.connectors.core.directory import Directory
 from pdkv.connectors.core.params import asks_for_decode
 from pdkv.connectors.core.producer import Exported, Producer
+from pdkv.connectors.core.reading import Reader
+from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import RankInfo, Work
 from pdkv.errors import ConfigError, PdkvError
 
 __all__ = ["SchedulerSide"]
 
+_T = TypeVar("_T")
 _log = logging.getLogger("pdkv.connectors")
 
 
@@ -52,10 +55,10 @@ class SchedulerSide:
         self.engine_id = engine_id
         self._settings = settings
         self._sizes = {"tp_size": tp_size, "pp_size": pp_size}
-        self._producer = Producer(engine_id, block_tokens, settings.kv_lease_duration) if produces else None
-        self._consumer = (
-            Consumer(engine_id, block_tokens, settings.kv_lease_duration, self._refused) if consumes else None
-        )
+        key, lease_s = settings.signing_key(), settings.kv_lease_duration
+        reader = Reader(block_tokens, **self._sizes, key=key)
+        self._producer = Producer(engine_id, block_tokens, lease_s, key) if produces else None
+        self._consumer = Consumer(engine_id, reader, block_tokens, lease_s, self._refused) if consumes else None
         self._ranks: tuple[tuple[Issuer, ...], ...] = ()
         self._directory: Directory | None = None
 
@@ -83,12 +86,23 @@ class SchedulerSide:
 
     def arrived(self, request_id: str, params: Mapping[str, Any] | None, num_prompt_tokens: int) -> None:
         """A request came in."""
-        if self._consumer is not None:
-            self._consumer.arrived(request_id, params, num_prompt_tokens)
+        consumer = self._consumer
+        if consumer is not None:
+            _guarded("arrived", lambda: consumer.arrived(request_id, params, num_prompt_tokens), None)
+
+    def turned_down(self, params: Mapping[str, Any] | None) -> None:
+        """A request came in for which nothing can be fetched: its producer is let go."""
+        consumer = self._consumer
+        if consumer is not None:
+            _guarded("turned_down", lambda: consumer.turned_down(params), None)
 
     def match(self, request_id: str, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens beyond the computed ones can be fetched: see `Consumer.match`."""
-        return (0, False) if self._consumer is None else self._consumer.match(request_id, num_computed_tokens)
+        consumer = self._consumer
+        if consumer is None:
+            return 0, False
+        nothing: tuple[int | None, bool] = (0, False)
+        return _guarded("match", lambda: consumer.match(request_id, num_computed_tokens), nothing)
 
     def allocated(
         self,
@@ -98,8 +112,10 @@ class SchedulerSide:
         digest: Callable[[int], bytes],
     ) -> None:
         """The request has blocks: see `Consumer.allocated`."""
-        if self._consumer is not None:
-            self._consumer.allocated(request_id, block_ids, num_external_tokens, digest)
+        consumer = self._consumer
+        if consumer is not None:
+            # Whatever happens to a load that is waited for is a refusal already.
+            _guarded("allocated", lambda: consumer.allocated(request_id, block_ids, num_external_tokens, digest), None)
 
     def finished(
         self,
@@ -124,16 +140,18 @@ class SchedulerSide:
         Returns:
             Whether its blocks stay until every rank has reported the request as sent, and what the client gets.
         """
-        if self._consumer is not None:
-            self._consumer.finished(request_id)
-        if self._producer is None or not complete or not asks_for_decode(params) or self.port is None:
+        consumer, producer, port = self._consumer, self._producer, self.port
+        if consumer is not None:
+            _guarded("finished", lambda: consumer.finished(request_id), None)
+        if producer is None or not complete or not asks_for_decode(params) or port is None:
             return False, None
-        try:
+
+        def export() -> tuple[bool, dict[str, Any] | None]:
             finished = Exported(request_id, block_ids, num_tokens, digest(num_tokens))
-            return self._producer.export(finished, self._ranks, self._settings.host, self.port, **self._sizes)
-        except (PdkvError, OverflowError) as error:
-            _log.error("request %s is not exported: %s", request_id, error)
-            return False, None
+            return producer.export(finished, self._ranks, self._settings.host, port, **self._sizes)
+
+        nothing: tuple[bool, dict[str, Any] | None] = (False, None)
+        return _guarded("export", export, nothing)
 
     @property
     def pending(self) -> bool:
@@ -160,4 +178,15 @@ class SchedulerSide:
             self._directory.close()
 
     def _refused(self, request_id: str, error: PdkvError) -> None:
-        _log.warning("request %s: its kv_transfer_params are refused (%s): %s", request_id, error.kind, error.message)
+        _log.warning(
+            "request %s: its kv_transfer_params are refused (%s): %s", shown(request_id), error.kind, error.message
+        )
+
+
+def _guarded(what: str, call: Callable[[], _T], otherwise: _T) -> _T:
+    """Calls; a bug of ours, or what nobody thought of, ends in `otherwise` and a log entry, not in the LLM engine."""
+    try:
+        return call()
+    except Exception:  # noqa: BLE001 - as said
+        _log.exception("`%s` failed; the request goes on without a transfer", what)
+        return otherwise

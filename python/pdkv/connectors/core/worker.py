@@ -95,7 +95,7 @@ class WorkerSide:
             kit = self._kit = Kit(
                 self._engine, caches, Place(tp_rank, tp_size, pp_rank, pp_size, facts), settings, self.stats
             )
-            places = Places(settings.allowed_hosts)
+            places = Places(settings.places)
 
             def make_line(producer: ProducerAddress) -> Line:
                 return Line(producer, self._engine, kit.place, places, settings.connect_timeout)
