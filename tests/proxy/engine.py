@@ -58,8 +58,10 @@ class Engine:
         references: Prompts by reference, for all engines of a world; a reference leaves it when it is used.
         seen: What was asked, in order.
         aborted: Ids of requests whose client left.
+        fail_loads: How many of the next loads of KV fail; those of a reference that is none always do.
         status: Answers everything with it, if set.
         answer: Answers everything with this text, if set.
+        events: Answers everything with this stream, if set.
         well: What /health says; None is nothing at all.
         params: What a prefill answers as `kv_transfer_params`, if it isn't "mint".
         gate: Requests wait for it before they are answered.
@@ -75,8 +77,10 @@ class Engine:
     aborted: list[str] = field(default_factory=list)
     running: int = 0
     most: int = 0
+    fail_loads: int = 0
     status: int | None = None
     answer: str | None = None
+    events: bytes | None = None
     well: int | None = 200
     params: Any = "mint"
     gate: asyncio.Event | None = None
@@ -156,14 +160,14 @@ class Engine:
             return web.Response()
         if self.answer is not None:
             return web.Response(text=self.answer, status=self.status or 200)
+        if self.events is not None:
+            return web.Response(body=self.events, content_type="text/event-stream")
         if self.status is not None:
             told = {"error": {"message": f"told to say {self.status}", "type": "E", "param": None, "code": self.status}}
             return web.json_response(told, status=self.status)
         params = body.get("kv_transfer_params") or {}
-        if params.get("do_remote_prefill") and self.references.pop(params["pdkv"]["reference"], None) != prompt_of(
-            body
-        ):
-            return web.json_response({"error": {"message": "stale", "code": 500}}, status=500)
+        if params.get("do_remote_prefill") and not self._load(params["pdkv"]["reference"], body):
+            return await self._fail_load(request, body)
         minted = self._mint(body) if params.get("do_remote_decode") else None
         if body.get("stream"):
             return await self._stream(request, body)
@@ -173,8 +177,29 @@ class Engine:
         choices = [{"index": at, **field_of(expected(body))} for at in range(body.get("n") or 1)]
         return web.json_response({"id": "cmpl", "choices": choices, "kv_transfer_params": minted})
 
-    def _use(self, reference: str, body: dict[str, Any]) -> bool:
-        return self.references.pop(reference, None) == prompt_of(body)
+    def _load(self, reference: str, body: dict[str, Any]) -> bool:
+        is_there = self.references.pop(reference, None) == prompt_of(body)
+        self.fail_loads, fails = max(self.fail_loads - 1, 0), self.fail_loads > 0
+        return is_there and not fails
+
+    async def _fail_load(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """What vLLM says under its policy `fail`: of a stream the head, and of a chat the roles, are out by then."""
+        error = {
+            "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+        }
+        if not body.get("stream"):
+            return web.json_response(error, status=500)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        roles = [
+            {"choices": [{"index": at, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+            for at in range(body.get("n") or 1)
+        ]
+        for event in (roles if "messages" in body else []) + [error]:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
 
     def _mint(self, body: dict[str, Any]) -> Any:
         if self.params != "mint":

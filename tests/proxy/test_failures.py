@@ -86,8 +86,9 @@ def test_other_errors_reach_the_client_as_they_are_and_are_not_repeated(role, st
             assert got == status
             assert answer == {"error": {"message": f"told to say {status}", "type": "E", "param": None, "code": status}}
             assert "X-Request-Id" in headers
-            assert sum(len(engine.seen) for engine in w.prefill) == 1
-            assert sum(len(engine.seen) for engine in w.decode) == (role == "decode")
+            legs = 2 if (role, status) == ("decode", 500) else 1  # which may be a load that failed: below
+            assert sum(len(engine.seen) for engine in w.prefill) == legs
+            assert sum(len(engine.seen) for engine in w.decode) == legs * (role == "decode")
             outcome = "refused" if status < 500 else "failed"
             assert (await w.counts())[f'pdkv_proxy_requests_total{{endpoint="completions",outcome="{outcome}"}}'] == 1
 
@@ -272,7 +273,7 @@ def test_an_instance_that_accepts_and_reads_nothing_is_silent_too():
     async def main():
         held = []
         server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
-        async with world(idle_timeout_s=3.0) as w:
+        async with world(idle_timeout_s=3.0, max_body_bytes=16 << 20) as w:
             w.instances[1].url = "http://127.0.0.1:" + str(server.sockets[0].getsockname()[1])
             status, _, _ = await w.ask(PROMPT | {"prompt": "x" * (8 << 20)})  # more than sockets hold
             assert status == 504

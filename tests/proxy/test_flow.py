@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 
+from pdkv.proxy import bodies
 from proxy.engine import KEYS, expected
-from proxy.world import events, run, spoken, world
+from proxy.world import PATIENCE_S, events, run, spoken, until, world
 
 PROMPT = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0.5, "seed": 7}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 5}
@@ -208,5 +210,47 @@ def test_unusual_json_arrives_as_it_was():
             sent = dict(w.decode[0].bodies[0])
             del sent["kv_transfer_params"]
             assert sent == body
+
+    run(main)
+
+
+@pytest.mark.parametrize(("size", "beside"), [(100_000, True), (1000, False)], ids=["large", "small"])
+def test_others_are_served_while_a_large_body_is_read(size, beside, monkeypatch):
+    reading, go_on, threads = threading.Event(), threading.Event(), []
+    read = bodies.read
+
+    def slow(raw, *, chat):
+        threads.append(threading.current_thread())
+        reading.set()
+        if beside:
+            assert go_on.wait(PATIENCE_S)  # on the loop this would hold it, and `go_on` would never come
+        return read(raw, chat=chat)
+
+    async def main():
+        async with world() as w:
+            body = PROMPT | {"prompt": "x" * size}
+            monkeypatch.setattr(bodies, "read", slow)
+            asking = asyncio.create_task(w.ask(body))
+            await until(reading.is_set)
+            if beside:
+                assert (await w.get("/health"))[0] == 200
+                assert not asking.done()
+                go_on.set()
+            status, answer, _ = await asking
+            assert (status, answer["choices"][0]["text"]) == (200, expected(body))
+            assert [thread is not threading.main_thread() for thread in threads] == [beside]
+
+    run(main)
+
+
+def test_a_large_body_that_is_no_json_is_refused_too():
+    async def main():
+        async with world() as w:
+            headers = {"Content-Type": "application/json"}
+            async with w.client.post(
+                w.url + "/v1/completions", data=b"{" + b" " * 100_000, headers=headers
+            ) as response:
+                assert response.status == 400
+            assert w.prefill[0].seen == []
 
     run(main)

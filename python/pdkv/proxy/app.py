@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -18,6 +20,9 @@ from pdkv.proxy.probes import Probes
 from pdkv.proxy.settings import Settings
 
 _ROUTED = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+
+# A body up to this is read in a millisecond or two, less than a thread is worth.
+_READ_HERE_BYTES = 64 << 10
 
 # What goes on to the instances beside the body: who asks, and the names under which the request is traced.
 _PASSED = ("Authorization", REQUEST_ID, "Traceparent", "Tracestate")
@@ -48,6 +53,8 @@ class Proxy:
         self._probes = Probes(parts.legs.session, instances, settings.probe_interval_s)
         self._running: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
+        # One thread: several would take the interpreter from each other and from the loop.
+        self._reader = ThreadPoolExecutor(1, "pdkv-proxy-bodies")
         self._draining = self._cutting = False
         self.app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_in_our_shape])
         for path in _ROUTED:
@@ -81,6 +88,7 @@ class Proxy:
         """Ends the probes and closes all connections to instances."""
         await self._probes.stop()
         await self._parts.legs.close()
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         """Answers `/v1/completions` and `/v1/chat/completions`."""
@@ -108,7 +116,7 @@ class Proxy:
             request_id = headers.setdefault(REQUEST_ID, request_id)
             if self._draining:
                 raise failed(503, "the proxy is shutting down", "unavailable")
-            ask = bodies.read(await self._body(request), chat=request.path == "/v1/chat/completions")
+            ask = await self._ask(await self._body(request), chat=request.path == "/v1/chat/completions")
             exchange = Exchange(self._parts, request, ask, headers)
             response = await exchange.run()
             return response, outcome(response.status)
@@ -137,6 +145,13 @@ class Proxy:
             raise failed(400, "the body is not encoded as its headers say", "refused") from garbled
         except TimeoutError as late:
             raise failed(408, "the body did not arrive", "refused") from late
+
+    async def _ask(self, raw: bytes, *, chat: bool) -> bodies.Ask:
+        """Reads a body; a large one beside the loop, so that everybody else's requests go on."""
+        if len(raw) <= _READ_HERE_BYTES:
+            return bodies.read(raw, chat=chat)
+        read = functools.partial(bodies.read, raw, chat=chat)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
     async def _models(self, request: web.Request) -> web.Response:
         """Passes a decode instance's list of models through."""

@@ -41,12 +41,16 @@ class ClientGoneError(Exception):
 
 
 class _AgainError(Exception):
-    """A leg that may be sent to another instance; `seen` where an instance may have taken the request in."""
+    """A leg that may be sent to another instance; `seen` where an instance may have taken the request in.
 
-    def __init__(self, failure: FailedError, *, seen: bool) -> None:
+    With `blameless` the reason may be the KV that it was to load, and the same instance may be asked again.
+    """
+
+    def __init__(self, failure: FailedError, *, seen: bool, blameless: bool = False) -> None:
         super().__init__()
         self.failure = failure
         self.seen = seen
+        self.blameless = blameless
 
 
 class Exchange:
@@ -67,6 +71,7 @@ class Exchange:
         self._headers = headers | {"Content-Type": "application/json"}
         self._start = time.monotonic()
         self._waits = True
+        self._reloads = 1 if parts.settings.retries else 0  # how often what may be a failed load is repeated
         self._stream: web.StreamResponse | None = None
 
     async def run(self) -> web.StreamResponse:
@@ -89,7 +94,11 @@ class Exchange:
                 try:
                     return await self._decode(instance, params)
                 except _AgainError as again:
-                    self._another(decode, tried, instance, again)
+                    if again.blameless:
+                        self._reloads -= 1
+                        self._parts.metrics.retries.labels(decode.role).inc()
+                    else:
+                        self._another(decode, tried, instance, again)
                     due = splits and again.seen
 
     async def end(self, failure: FailedError) -> web.StreamResponse:
@@ -144,11 +153,12 @@ class Exchange:
     async def _decode(self, instance: Instance, params: dict[str, Any] | None) -> web.StreamResponse:
         """One decode leg, and the answer that it gives the client."""
         legs, body, begun = self._parts.legs, bodies.for_decode(self._ask, params), False
+        loads = params is not None and self._reloads > 0
         try:
             async with legs.send(instance, self._request.path, body, self._headers) as response:
                 begun = response.status not in AWAY
                 if begun and response.content_type == "text/event-stream":
-                    return await self._relay(instance, response)
+                    return await self._relay(instance, response, loads=loads)
                 answer = await legs.whole(instance, response)
         except LostError as lost:
             if begun:
@@ -156,26 +166,40 @@ class Exchange:
             raise _again_unless_late(lost) from lost
         if answer.status in AWAY:
             raise _AgainError(FailedError(answer, "failed"), seen=True)
+        if answer.status == 500 and loads:
+            raise _AgainError(FailedError(answer, "failed"), seen=True, blameless=True)
         self._first_byte()
         return respond(answer, self._told())
 
-    async def _relay(self, instance: Instance, response: ClientResponse) -> web.StreamResponse:
-        """Passes a stream through, event by event, as they arrive."""
+    async def _relay(self, instance: Instance, response: ClientResponse, *, loads: bool) -> web.StreamResponse:
+        """Passes a stream through, event by event, as they arrive.
+
+        With `loads` it begins with the first event that says something: until then the load may turn out to fail.
+        """
         headers = self._told() | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        stream = web.StreamResponse(status=response.status, headers=headers)
-        self._stream = stream
-        await self._give(stream.prepare(self._request))
-        events = sse.Events()
+        self._stream = stream = web.StreamResponse(status=response.status, headers=headers)
+        events, held = sse.Events(), b""
         while piece := await self._parts.legs.piece(instance, response):
-            self._first_byte()
-            if whole := events.feed(piece):
-                await self._give(stream.write(whole))
-        if rest := events.flush():
-            await self._give(stream.write(rest))
+            held += events.feed(piece)
+            begins = sse.begins(held) if loads and not stream.prepared else sse.Begins.WELL
+            if begins is sse.Begins.BADLY:
+                raise _AgainError(failed(500, "the load failed", "failed"), seen=True, blameless=True)
+            if begins is sse.Begins.WELL and held:
+                await self._pass(stream, held)
+                held = b""
+        await self._pass(stream, held + events.flush())
         if not events.complete:
             raise LostError(instance, EOFError("the stream ended before it was complete"), sent=True, late=False)
         await self._give(stream.write_eof())
         return stream
+
+    async def _pass(self, stream: web.StreamResponse, whole: bytes) -> None:
+        """Passes events on, with the head before the first."""
+        self._first_byte()
+        if not stream.prepared:
+            await self._give(stream.prepare(self._request))
+        if whole:
+            await self._give(stream.write(whole))
 
     async def _give(self, sending: Awaitable[object]) -> None:
         """Sends something to the client, which may be gone, or be there and take nothing."""

@@ -22,7 +22,7 @@ class Metrics:
         self.legs = self._counter(
             "legs", "Requests sent to instances, by how they ended.", "role", "instance", "outcome"
         )
-        self.retries = self._counter("retries", "Legs sent to another instance after a failure.", "role")
+        self.retries = self._counter("retries", "Legs repeated after a failure.", "role")
         self.alone = self._counter("decode_only", "Requests sent to a decode instance alone, by reason.", "reason")
         self.in_flight = self._gauge("in_flight_requests", "Legs that run now.", "role", "instance")
         self.in_flight_tokens = self._gauge("in_flight_tokens", "Estimated prompt tokens of them.", "role", "instance")

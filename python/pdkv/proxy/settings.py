@@ -45,7 +45,7 @@ class Settings:
     idle_timeout_s: float | None = 600.0
     probe_interval_s: float = 2.0
     drain_timeout_s: float = 30.0
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 8 << 20
 
     def checked(self) -> Settings:
         """Gives itself back, with the URLs in their plainest form.
