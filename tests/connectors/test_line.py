@@ -74,6 +74,13 @@ def test_another_life_of_the_engine_is_named(producer, consumer):
     assert reach(line, producer.worker.info.incarnation).alive
 
 
+def test_an_engine_that_the_directory_says_is_another_life_is_not_even_dialled(producer, consumer):
+    served = Directory("p", [replace(producer.worker.info, address="127.0.0.1:1")])
+    with pytest.raises(ReferenceRestartedError, match="incarnation"):
+        reach(line_to(replace(producer.address, port=served.port), consumer), "e" * 32)
+    served.close()
+
+
 def test_stale_references_do_not_ask_each_time(producer, consumer, monkeypatch):
     monkeypatch.setattr(module, "_BELIEVED_S", (60.0, 60.0))
     line = line_to(producer.address, consumer)
@@ -150,10 +157,12 @@ def test_no_ranks_are_refused(consumer):
         reach(line_to(ProducerAddress("p", "127.0.0.1", port), consumer), "e" * 32)
 
 
-def test_a_host_that_is_not_allowed_is_not_dialled(consumer, producer):
+def test_a_host_that_is_not_allowed_is_not_dialled(consumer, producer, monkeypatch):
+    asked = counted(monkeypatch)
     line = line_to(producer.address, consumer, allowed=["10.0.0.0/8"])
     with pytest.raises(PeerUnreachableError, match="allowed_hosts"):
         reach(line, producer.worker.info.incarnation)
+    assert not asked
 
 
 def test_a_directory_can_not_lead_elsewhere(consumer, producer):

@@ -57,6 +57,18 @@ def test_snapshots_add_up_and_stay_as_they_are():
     assert aggregate({}, both) == both
 
 
+def test_a_sum_that_nobody_resets_is_bounded():
+    stats = Stats()
+    some(stats, 4096)
+    part = stats.snapshot_and_reset()
+    total = {}
+    for _ in range(20):
+        total = aggregate(total, part)
+    assert {len(total[name]) for name in SAMPLES} == {1 << 16}
+    assert total["num_dropped_samples"] == 20 * 4096 - (1 << 16)
+    assert reduce(total)["transfers"] == 20 * 4096
+
+
 def test_a_log_line_has_means_totals_and_only_counters_that_moved():
     stats = Stats()
     some(stats, 10)

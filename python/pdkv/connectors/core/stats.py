@@ -27,8 +27,9 @@ COUNTERS = (
 )
 _PATHS = "paths"
 _DROPPED = "num_dropped_samples"
-# Samples kept between two looks; what comes beyond is counted and left out.
+# Samples kept between two looks, and in a sum of snapshots that nobody resets; what comes beyond is only counted.
 _MAX_SAMPLES = 4096
+_MAX_SUMMED = 1 << 16
 
 Snapshot = dict[str, Any]
 
@@ -80,8 +81,10 @@ def aggregate(one: Mapping[str, Any], other: Mapping[str, Any]) -> Snapshot:
     """Adds up two snapshots; neither is changed."""
     values = _empty()
     for part in (one, other):
+        room = _MAX_SUMMED - len(values[SAMPLES[0]])
         for name in SAMPLES:
-            values[name] += part.get(name, ())
+            values[name] += part.get(name, ())[:room]
+        values[_DROPPED] += max(0, len(part.get(SAMPLES[0], ())) - room)
         for name in (*COUNTERS, _DROPPED):
             values[name] += part.get(name, 0)
         for path, number in part.get(_PATHS, {}).items():
