@@ -99,7 +99,8 @@ def test_a_question_may_come_in_pieces(served):
     ],
     ids=lambda sent: repr(sent[:12]),
 )
-def test_who_asks_nonsense_is_hung_up_on(served, sent):
+def test_who_asks_nonsense_is_hung_up_on(served, monkeypatch, sent):
+    monkeypatch.setattr(directory, "_MANNERS_S", 1000.0)  # at once, not when its time is over
     with dial(served) as connection:
         connection.sendall(sent)
         if not sent:
@@ -148,7 +149,8 @@ def test_who_does_not_read_is_dropped(monkeypatch):
         served.close()
 
 
-def test_a_flood_of_idle_guests_keeps_nobody_out(served):
+def test_a_flood_of_idle_guests_keeps_nobody_out(served, monkeypatch):
+    monkeypatch.setattr(directory, "_MANNERS_S", 1000.0)
     guests = [dial(served) for _ in range(200)]
     try:
         assert fetch("127.0.0.1", served.port, 30).engine_id == "engine-p"
@@ -157,6 +159,15 @@ def test_a_flood_of_idle_guests_keeps_nobody_out(served):
     finally:
         for guest in guests:
             guest.close()
+
+
+def test_a_bug_with_one_guest_keeps_nobody_out(served, monkeypatch, caplog):
+    monkeypatch.setattr(directory, "_answer_to", lambda *args: 1 / 0)
+    with dial(served) as connection:
+        connection.sendall(framed(ASK))
+        until(lambda: "ZeroDivisionError" in caplog.text)
+    monkeypatch.undo()
+    assert fetch("127.0.0.1", served.port, 30).engine_id == "engine-p"
 
 
 def test_many_ask_at_once(served):
@@ -320,7 +331,7 @@ def test_a_stranger_can_not_forge_log_lines():
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", framed(honest())[:-1], [b"\0", b"\0", b"\1"] + [b"x"] * 100],
+    [b"", framed(honest())[:-1], [b"\0", b"\0", b"\1"] + [b"x"] * 2000],
     ids=["nothing", "not all", "a drip"],
 )
 def test_a_directory_that_never_answers_is_unreachable_in_time(answer):
@@ -355,6 +366,7 @@ def test_nobody_there_is_unreachable(host, port):
 
 def test_no_descriptor_left_is_survived(served, caplog):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    directory._log.warning("logging imports things when it is first used, for which it opens files")
     with socket.socket() as connection:
         with socket.socket() as lowest:
             free = lowest.fileno()
@@ -363,6 +375,9 @@ def test_no_descriptor_left_is_survived(served, caplog):
             connection.connect((served.host, served.port))
             connection.sendall(framed(ASK))
             until(lambda: "can't accept" in caplog.text)
+            time.sleep(0.5)
+            # It waits a while after each failure.
+            assert caplog.text.count("can't accept") < 10
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert b"engine-p" in said(connection)

@@ -11,7 +11,7 @@ import pytest
 from connectors.sides import consuming, producing, pull, until
 from connectors.test_directory import impostor
 from pdkv.connectors.core.work import ProducerAddress, Watch, Work
-from pdkv.errors import ReferenceExpiredError, ReferenceUnknownError, TransferTimeoutError
+from pdkv.errors import ReferenceExpiredError, ReferenceUnknownError, ReferenceUsedError, TransferTimeoutError
 
 # Renewed every 0.1 s. What is exported has a lease that is much longer, so nothing here depends on being in time.
 SHORT_S = 0.3
@@ -88,7 +88,7 @@ def test_a_pull_ends_the_watch(producer, consumer, renewed):
 
 def test_watching_connects(producer, consumer):
     references, _ = producer.export("p-1", (5, 6))
-    watch(consumer, producer, "d-1", references, lease_s=60.0)
+    watch(consumer, producer, "d-1", references, lease_s=3600.0)
     until(lambda: consumer.worker._engine.peers)
 
 
@@ -185,6 +185,15 @@ def test_an_owner_that_did_not_answer_is_not_asked_for_everybody(producer, consu
     assert peer.asked == 1
     assert consumer.counts() == {"num_failed_notifications": 50}
     assert len(leases._watched) == 50
+
+
+def test_a_pull_that_is_over_and_not_looked_at_is_no_failure(producer, consumer):
+    references, _ = producer.export("p-1", (5, 6))
+    leases = consumer.worker._leases
+    watch(consumer, producer, "d-1", references, lease_s=60.0)
+    leases._failed(leases._watched["d-1"], ReferenceUsedError("you have had it"))
+    assert leases._watched["d-1"].ended
+    assert not consumer.counts()
 
 
 def test_a_lost_lease_costs_the_others_nothing(producer, consumer):

@@ -86,27 +86,36 @@ class Directory:
         with selectors.DefaultSelector() as selector, self._socket, self._woken:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            paused_until = None
+            self._paused_until: float | None = None
             try:
-                while True:
-                    for key, _ in selector.select(_patience(guests, paused_until)):
-                        if key.fileobj is self._woken:
-                            return
-                        if key.fileobj is self._socket:
-                            if not self._admit(guests, selector):
-                                selector.unregister(self._socket)
-                                paused_until = time.monotonic() + _PAUSE_S
-                        elif (guest := guests.get(key.data)) is not None and not guest.go_on(self._answer, selector):
-                            _drop(guests, guest, selector)
-                    now = time.monotonic()
-                    while guests and (oldest := next(iter(guests.values()))).end <= now:
-                        _drop(guests, oldest, selector)
-                    if paused_until is not None and paused_until <= now:
-                        selector.register(self._socket, selectors.EVENT_READ)
-                        paused_until = None
+                while self._round(guests, selector):
+                    pass
             finally:
                 for guest in list(guests.values()):
                     _drop(guests, guest, selector)
+
+    def _round(self, guests: dict[socket.socket, _Guest], selector: selectors.BaseSelector) -> bool:
+        """Waits for something to do and does it; gives whether to go on."""
+        try:
+            for key, _ in selector.select(_patience(guests, self._paused_until)):
+                if key.fileobj is self._woken:
+                    return False
+                if key.fileobj is self._socket:
+                    if not self._admit(guests, selector):
+                        selector.unregister(self._socket)
+                        self._paused_until = time.monotonic() + _PAUSE_S
+                elif (guest := guests.get(key.data)) is not None and not guest.go_on(self._answer, selector):
+                    _drop(guests, guest, selector)
+            now = time.monotonic()
+            while guests and (oldest := next(iter(guests.values()))).end <= now:
+                _drop(guests, oldest, selector)
+            if self._paused_until is not None and self._paused_until <= now:
+                selector.register(self._socket, selectors.EVENT_READ)
+                self._paused_until = None
+        except Exception:  # noqa: BLE001 - a bug of ours with one guest must not keep the others out
+            time.sleep(_PAUSE_S)
+            _log.exception("the directory met a bug")
+        return True
 
     def _admit(self, guests: dict[socket.socket, _Guest], selector: selectors.BaseSelector) -> bool:
         """Accepts one connection; gives whether the next one may be accepted at once."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pdkv.connectors.core.dial import Dialler, Job
 from pdkv.connectors.core.load import Kit, own_references
 from pdkv.connectors.core.work import ProducerAddress, Watch
-from pdkv.errors import PdkvError, ReferenceUnknownError, StaleReferenceError, TransferTimeoutError
+from pdkv.errors import PdkvError, ReferenceUnknownError, ReferenceUsedError, StaleReferenceError, TransferTimeoutError
 
 if TYPE_CHECKING:
     from pdkv.engine import Peer, Reference
@@ -151,8 +151,11 @@ class Leases:
     def _failed(self, watched: _Watched, error: PdkvError) -> None:
         with self._changed:
             watched.asked = False
+            if isinstance(error, ReferenceUsedError):
+                # The pull is over, though nobody here has looked at it yet.
+                watched.ended = True
             if watched.ended:
-                return  # the export ended with the pull
+                return
             self._kit.stats.count("num_failed_notifications")
             # What the owner doesn't know it may be about to export; when it is asked again it should know.
             early = isinstance(error, ReferenceUnknownError) and not watched.missed
