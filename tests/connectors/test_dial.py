@@ -28,6 +28,7 @@ class FakeLine:
         self.used_at = time.monotonic()
         self.gate = threading.Event()
         self.dead = producer.host.startswith("dead")
+        self.proven = False
         self.reached = self.closed = 0
         if not self.dead:
             self.gate.set()
@@ -41,7 +42,7 @@ class FakeLine:
         self.gate.wait(60)
         if self.dead:
             raise PeerUnreachableError("nobody is there")
-        self.peer = self.peer or FakePeer()
+        self.peer, self.proven = self.peer or FakePeer(), True
         return self.peer
 
     def close(self):
@@ -59,8 +60,8 @@ class World:
         line = self.lines[producer] = FakeLine(producer)
         return line
 
-    def submit(self, host, name="job", *, deadline_s=60.0, urgent=True, run=None):
-        producer = ProducerAddress("e", host, 1)
+    def submit(self, host, name="job", *, deadline_s=60.0, urgent=True, run=None, engine_id="e"):
+        producer = ProducerAddress(engine_id, host, 1)
         job = Job(
             "life",
             time.monotonic() + deadline_s,
@@ -101,7 +102,7 @@ def test_a_job_gets_the_reason_why_there_is_none(world):
 
 
 def test_dead_hosts_delay_nobody(world):
-    for number in range(dial.MAX_THREADS - 1):
+    for number in range(dial.MAX_UNPROVEN - 1):
         world.submit(f"dead-{number}")
     for number in range(20):
         world.submit(f"good-{number}")
@@ -109,18 +110,47 @@ def test_dead_hosts_delay_nobody(world):
     assert not world.failed
 
 
-def test_threads_are_bounded_and_what_waits_is_run_in_time(world):
-    for number in range(3 * dial.MAX_THREADS):
-        world.submit(f"dead-{number}", f"job-{number}", deadline_s=0.05)
-    until(lambda: len(world.threads()) == dial.MAX_THREADS)
-    time.sleep(0.1)
-    assert len(world.threads()) == dial.MAX_THREADS
+def test_a_producer_that_was_reached_never_waits_for_those_that_were_not(world):
+    producers = [world.submit(f"good-{number}") for number in range(10)]
+    until(lambda: len(world.ran) == 10)
+    assert all(world.dialler.knows(producer) for producer in producers)
+    for number in range(500):
+        world.submit(f"dead-{number}")
+    for number in range(10):
+        world.submit(f"good-{number}", urgent=number % 2 == 0)
+    until(lambda: len(world.ran) == 20)
+    assert not world.failed
+    assert not world.dialler.knows(ProducerAddress("e", "dead-0", 1))
+
+
+def test_one_host_can_not_have_all_that_is_left_to_strangers(world):
+    for number in range(100):
+        world.submit("dead", engine_id=f"e-{number}")
+    world.submit("good")
+    until(lambda: world.ran == ["job"])
+    assert sum(line.reached for line in world.lines.values() if line.dead) == dial.MAX_UNPROVEN_OF_HOST
     for line in world.lines.values():
         line.gate.set()
-    until(lambda: len(world.failed) == 3 * dial.MAX_THREADS)
+    until(lambda: len(world.failed) == 100)
+    until(lambda: not world.dialler._running_unproven)
+    assert not any((world.dialler._held_back, world.dialler._of_host))
+
+
+def test_threads_are_bounded_and_what_waits_is_run_in_time(world):
+    number_of_hosts = 3 * dial.MAX_UNPROVEN
+    for number in range(dial.MAX_UNPROVEN):
+        world.submit(f"dead-{number}", f"job-{number}")
+    until(lambda: sum(line.reached for line in world.lines.values()) == dial.MAX_UNPROVEN)
+    for number in range(dial.MAX_UNPROVEN, number_of_hosts):
+        world.submit(f"dead-{number}", f"job-{number}", deadline_s=0.0)
+    assert len(world.threads()) == dial.MAX_UNPROVEN
+    for line in world.lines.values():
+        line.gate.set()
+    until(lambda: len(world.failed) == number_of_hosts)
     # Those that found no thread in time did not dial at all.
-    assert sum(line.reached for line in world.lines.values()) == dial.MAX_THREADS
-    assert sum(isinstance(error, TransferTimeoutError) for _, error in world.failed) == 2 * dial.MAX_THREADS
+    assert sum(line.reached for line in world.lines.values()) == dial.MAX_UNPROVEN
+    late = sum(isinstance(error, TransferTimeoutError) for _, error in world.failed)
+    assert late == number_of_hosts - dial.MAX_UNPROVEN
 
 
 def test_one_producer_is_one_thread(world):

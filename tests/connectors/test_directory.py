@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import selectors
 import socket
 import struct
 import threading
@@ -362,6 +363,15 @@ def test_one_that_hangs_up_is_unreachable():
 def test_nobody_there_is_unreachable(host, port):
     with pytest.raises(PeerUnreachableError):
         fetch(host, port, 30)
+
+
+def test_a_start_without_descriptors_is_said(monkeypatch):
+    def none_left():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(selectors, "DefaultSelector", none_left)
+    with pytest.raises(ConfigError, match="Too many open files"):
+        Directory("engine-p", RANKS)
 
 
 def test_no_descriptor_left_is_survived(served, caplog):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connectors.sides import until
+from pdkv.connectors.core import inquiry
 from pdkv.connectors.core.caches import compare
-from pdkv.connectors.core.inquiry import Ranks, _read
+from pdkv.connectors.core.inquiry import Ranks, _read, fetch
 from pdkv.connectors.core.places import Places
 from pdkv.errors import HandshakeError, LayoutError, PeerUnreachableError
 
@@ -91,3 +97,32 @@ def test_any_address_and_host(told, host, allowed):
     places = Places(allowed)
     outcome(PeerUnreachableError, places.check_directory, host)
     outcome(PeerUnreachableError, places.engine_address, told, host, "10.0.0.7")
+
+
+def test_a_resolver_that_is_stuck_holds_nobody_up(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **how: gate.wait(60) and [])
+    started = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(PeerUnreachableError, match="not looked up in time"):
+            fetch("slow.example", 80, 0.1)
+    assert time.monotonic() - started < 30
+    gate.set()
+    monkeypatch.undo()
+
+
+def test_names_that_are_looked_up_are_bounded(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(inquiry, "_resolvers", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **how: gate.wait(60) and [])
+    before = threading.active_count()
+    for _ in range(6):
+        with pytest.raises(PeerUnreachableError):
+            fetch("slow.example", 80, 0.05)
+    assert threading.active_count() <= before + 2
+    with pytest.raises(PeerUnreachableError, match="too many names"):
+        fetch("slow.example", 80, 0.05)
+    gate.set()
+    until(lambda: threading.active_count() <= before)
+    with pytest.raises(PeerUnreachableError, match="no address"):
+        fetch("slow.example", 80, 30)

@@ -10,13 +10,14 @@ import pytest
 
 from connectors.sides import consuming, producing, pull, until
 from connectors.test_directory import impostor
+from pdkv.connectors.core import leases as module
 from pdkv.connectors.core.work import ProducerAddress, Watch, Work
 from pdkv.errors import ReferenceExpiredError, ReferenceUnknownError, ReferenceUsedError, TransferTimeoutError
 
 # Renewed every 0.1 s. What is exported has a lease that is much longer, so nothing here depends on being in time.
 SHORT_S = 0.3
 # For the tests in which a lease has to be kept alive in earnest.
-LEASE_S = 4.0
+LEASE_S = 5.0
 
 
 @pytest.fixture
@@ -50,11 +51,13 @@ def watch(consumer, producer, request_id, references, lease_s=SHORT_S):
     consumer.worker.carry(Work(watches=(Watch(request_id, producer.address, references, lease_s),)))
 
 
-def test_a_watched_lease_lives_until_the_pull():
+def test_a_watched_lease_lives_until_the_pull(monkeypatch):
+    # Asked for so often that a machine would have to stand still for seconds to be late.
+    monkeypatch.setattr(module, "_RATE", 40)
     with producing(groups=3) as producer, consuming(groups=3) as consumer:
         references, value = producer.export("p-1", (5, 6), (), (7,), lease_s=LEASE_S)
         watch(consumer, producer, "d-1", references, LEASE_S)
-        time.sleep(2 * LEASE_S)
+        time.sleep(1.5 * LEASE_S)
         assert not producer.look().sent
         consumer.worker.carry(Work(pulls=(pull(producer.address, "d-1", references, (1, 2), (), (3,)),)))
         consumer.until_received("d-1")
@@ -86,9 +89,18 @@ def test_a_pull_ends_the_watch(producer, consumer, renewed):
     until(lambda: "pdkv-leases" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_watching_connects(producer, consumer):
+def test_watching_connects_to_those_that_were_reached_before(producer, consumer):
     references, _ = producer.export("p-1", (5, 6))
     watch(consumer, producer, "d-1", references, lease_s=3600.0)
+    # Whoever sends a request can name places: that alone dials nothing.
+    assert not consumer.worker._dialler._queues
+    consumer.worker.carry(Work(pulls=(pull(producer.address, "d-1", references, (1, 2)),)))
+    consumer.until_received("d-1")
+    for queue in consumer.worker._dialler._queues.values():
+        queue.line.peer.close()
+    until(lambda: not consumer.worker._engine.peers)
+    references, _ = producer.export("p-2", (5, 6))
+    watch(consumer, producer, "d-2", references, lease_s=3600.0)
     until(lambda: consumer.worker._engine.peers)
 
 
@@ -204,6 +216,24 @@ def test_a_lost_lease_costs_the_others_nothing(producer, consumer):
     leases._renew(leases._watched["d-1"], GonePeer())
     assert leases._watched["d-1"].ended
     assert not leases._watched["d-2"].ended
+
+
+def test_no_thread_to_be_had_is_survived(producer, consumer, monkeypatch, caplog):
+    references, _ = producer.export("p-1", (5, 6))
+    real = threading.Thread.start
+
+    def none_left(thread):
+        if thread.name == "pdkv-leases":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    watch(consumer, producer, "d-1", references, lease_s=60.0)
+    assert "no thread to keep leases" in caplog.text
+    monkeypatch.undo()
+    watch(consumer, producer, "d-2", references, lease_s=60.0)
+    assert "pdkv-leases" in {thread.name for thread in threading.enumerate()}
+    consumer.worker._leases.close(30.0)
 
 
 def test_close_ends_the_thread(producer):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from connectors.sides import consuming, producing, pull
+from connectors.sides import consuming, producing, pull, until
 from connectors.test_directory import framed, impostor
 from pdkv.connectors.core import line as module
 from pdkv.connectors.core.directory import Directory
@@ -79,6 +79,17 @@ def test_an_engine_that_the_directory_says_is_another_life_is_not_even_dialled(p
     with pytest.raises(ReferenceRestartedError, match="incarnation"):
         reach(line_to(replace(producer.address, port=served.port), consumer), "e" * 32)
     served.close()
+
+
+def test_a_restart_is_found_at_once(producer, consumer, monkeypatch):
+    """However lately it was asked: what it told is worth nothing once its connection is gone."""
+    monkeypatch.setattr(module, "_BELIEVED_S", (60.0, 60.0))
+    line = line_to(producer.address, consumer)
+    peer = reach(line, producer.worker.info.incarnation)
+    producer.close()
+    until(lambda: not peer.alive)
+    with producing(port=producer.address.port) as restarted:
+        assert reach(line, restarted.worker.info.incarnation).alive
 
 
 def test_stale_references_do_not_ask_each_time(producer, consumer, monkeypatch):

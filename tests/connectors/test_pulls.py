@@ -280,3 +280,17 @@ def test_only_what_has_ended_is_looked_at(world):
         transfer.__class__ = FakeTransfer
         world.end(transfer)
     assert ended(world).received == {f"d-{number}" for number in range(100)}
+
+
+def test_statistics_can_not_cost_a_load(world, monkeypatch, caplog):
+    begin(world)
+    monkeypatch.setattr(world.stats, "transfer", lambda **figures: 1 / 0)
+    for transfer in world.transfers:
+        world.end(transfer)
+    assert ended(world) == OK
+    assert "could not be counted" in caplog.text
+    begin(world)
+    monkeypatch.setattr(world.stats, "count", lambda *args: 1 / 0)
+    for transfer in world.transfers[2:]:
+        world.end(transfer, PeerLostError("gone"))
+    assert ended(world) == BAD

@@ -433,3 +433,30 @@ def test_every_rank_has_its_own_share_and_reports_it_once():
             assert not side.failed
             assert side.holds(0, (1, 2), 10_000 * (1 + rank))
             assert side.look() == producing_rank.look() == Results()
+
+
+def test_a_bug_in_one_part_costs_no_other(producer, consumer, monkeypatch, caplog):
+    references, value = producer.export("p-1", (5, 6))
+    worker = consumer.worker
+    monkeypatch.setattr(worker._leases, "unwatch", lambda request_id: 1 / 0)
+    monkeypatch.setattr(worker._exports, "collect", lambda results: 1 / 0)
+    worker.carry(
+        Work(
+            unwatches=("d-0",),
+            cancels=("d-0", None),
+            pulls=(pull(producer.address, "d-1", references, (1, 2)),),
+        )
+    )
+    consumer.until_received("d-1")
+    assert consumer.holds(0, (1, 2), value)
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.setattr(worker._pulls, "close", lambda timeout_s: 1 / 0)
+    monkeypatch.setattr(worker._leases, "close", lambda timeout_s: 1 / 0)
+    worker.close()
+    assert worker._engine.closed
+
+
+def test_a_host_that_is_another_machines_is_said_so():
+    with pytest.raises(ConfigError, match="rank `1` can't listen") as raised:
+        WorkerSide("w", Settings(host="192.0.2.1", insecure=True), [], tp_rank=1, tp_size=2)
+    assert "not supported yet" in raised.value.hint

@@ -1,8 +1,9 @@
 """Reaches producers in the background: whoever wants a connection leaves a job, and threads of this module run it.
 
-A producer's jobs run one after another, those of different producers at once: one that is dead delays nobody else, as
-long as fewer than `MAX_THREADS` are. Threads start when there is work and end when there is none; connections that
-nobody uses are closed. Knows what a job is no more than that it takes a connection or an error.
+A producer's jobs run one after another, those of different producers at once: one that is dead delays nobody else.
+Requests name producers, and may name anything. So those that were never reached have some of the threads only, and few
+for each host; one that was never waits for them. Threads start when there is work and end when there is none;
+connections that nobody uses are closed. Knows what a job is no more than that it takes a connection or an error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,9 @@ __all__ = ["MAX_THREADS", "Dialler", "Job"]
 _log = logging.getLogger("pdkv.connectors")
 
 MAX_THREADS = 32
+# Of these, so many for producers that were never reached, and so many for those of one host.
+MAX_UNPROVEN = 16
+MAX_UNPROVEN_OF_HOST = 4
 # How long a thread without work stays.
 _LINGER_S = 5.0
 
@@ -49,12 +53,13 @@ class Job(NamedTuple):
 class _Queue:
     """One producer's jobs. Those of requests that wait go before those that keep leases."""
 
-    __slots__ = ("busy", "later", "line", "soon")
+    __slots__ = ("admitted", "busy", "later", "line", "soon")
 
     def __init__(self, line: Line) -> None:
         self.line = line
         self.soon, self.later = deque[Job](), deque[Job]()
         self.busy = False  # waits for a thread, or is with one
+        self.admitted = False  # counts among the unproven ones of its host
 
     def take(self) -> Job:
         return self.soon.popleft() if self.soon else self.later.popleft()
@@ -75,6 +80,10 @@ class Dialler:
         self._make_line, self._idle_s = make_line, idle_s
         self._queues = dict[ProducerAddress, _Queue]()
         self._ready = deque[_Queue]()
+        self._unproven = deque[_Queue]()  # ready too, but were never reached
+        self._running_unproven = 0
+        self._of_host = Counter[str]()  # unproven ones that are ready or run
+        self._held_back = dict[str, deque[_Queue]]()  # those beyond what a host may have
         self._changed = threading.Condition()
         self._threads = set[threading.Thread]()
         self._resting = 0
@@ -114,6 +123,8 @@ class Dialler:
             threads = list(self._threads)
             self._queues.clear()
             self._ready.clear()
+            self._unproven.clear()
+            self._held_back.clear()
             self._changed.notify_all()
         for job in left:
             _fail(job, _closed())
@@ -126,10 +137,26 @@ class Dialler:
         for line in lines:
             line.close()
 
-    def _put(self, queue: _Queue) -> None:
+    def knows(self, producer: ProducerAddress) -> bool:
+        """Whether a producer was ever reached."""
+        queue = self._queues.get(producer)
+        return queue is not None and queue.line.proven
+
+    def _put(self, queue: _Queue, *, spare: int = 0) -> None:
+        """Lets a queue wait for a thread, of which `spare` are about to be free; called with the lock held."""
         queue.busy = True
-        self._ready.append(queue)
-        if self._resting >= len(self._ready) or len(self._threads) >= MAX_THREADS:
+        host = queue.line.producer.host
+        if queue.line.proven:
+            self._ready.append(queue)
+        elif self._of_host[host] < MAX_UNPROVEN_OF_HOST:
+            self._of_host[host] += 1
+            queue.admitted = True
+            self._unproven.append(queue)
+        else:
+            self._held_back.setdefault(host, deque()).append(queue)
+            return
+        waiting = len(self._ready) + min(len(self._unproven), MAX_UNPROVEN - self._running_unproven)
+        if self._resting + spare >= waiting or len(self._threads) >= MAX_THREADS:
             self._changed.notify()
             return
         thread = threading.Thread(target=self._work, name="pdkv-dial", daemon=True)
@@ -141,6 +168,33 @@ class Dialler:
             self._threads.discard(thread)
             _log.warning("no thread to reach a producer with: %s", error)
 
+    def _take(self) -> _Queue | None:
+        """The next queue that may have a thread; called with the lock held."""
+        if self._ready:
+            return self._ready.popleft()
+        if self._unproven and self._running_unproven < MAX_UNPROVEN:
+            self._running_unproven += 1
+            return self._unproven.popleft()
+        return None
+
+    def _give_back(self, queue: _Queue) -> None:
+        """Takes a queue from its thread; called with the lock held."""
+        queue.busy = False
+        if queue.admitted:
+            queue.admitted = False
+            self._running_unproven -= 1
+            host = queue.line.producer.host
+            self._of_host[host] -= 1
+            if not self._of_host[host]:
+                del self._of_host[host]
+            held_back = self._held_back.get(host)
+            if held_back and not self._closed:
+                self._put(held_back.popleft(), spare=1)
+                if not held_back:
+                    del self._held_back[host]
+        if queue and not self._closed:
+            self._put(queue, spare=1)
+
     def _work(self) -> None:
         try:
             while (taken := self._next()) is not None:
@@ -148,9 +202,7 @@ class Dialler:
                 _run(queue.line, job)
                 del taken, job  # a thread that rests keeps no request
                 with self._changed:
-                    queue.busy = bool(queue) and not self._closed
-                    if queue.busy:
-                        self._ready.append(queue)  # behind the others; this thread goes on
+                    self._give_back(queue)
         finally:
             with self._changed:
                 self._threads.discard(threading.current_thread())
@@ -162,8 +214,8 @@ class Dialler:
                 if self._closed:
                     return None
                 self._sweep()
-                if self._ready:
-                    queue = self._ready.popleft()
+                queue = self._take()
+                if queue is not None:
                     return queue, queue.take()
                 self._resting += 1
                 woken = self._changed.wait(min(_LINGER_S, self._idle_s))

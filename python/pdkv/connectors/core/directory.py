@@ -70,7 +70,16 @@ class Directory:
             raise ConfigError(f"`{len(ranks)}` ranks are too many for a directory", operation=_OPERATION)
         self._socket = _listen(host, port, insecure=insecure)
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._wake, self._woken = socket.socketpair()
+        pair: tuple[socket.socket, ...] = ()
+        try:
+            self._wake, self._woken = pair = socket.socketpair()
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            for each in (self._socket, *pair):
+                each.close()
+            raise ConfigError(f"the directory can't be served: {error}", operation=_OPERATION) from error
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="pdkv-directory", daemon=True)
         self._thread.start()
 
@@ -83,9 +92,7 @@ class Directory:
 
     def _serve(self) -> None:
         guests = dict[socket.socket, _Guest]()  # oldest first
-        with selectors.DefaultSelector() as selector, self._socket, self._woken:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+        with self._selector as selector, self._socket, self._woken:
             self._paused_until: float | None = None
             try:
                 while self._round(guests, selector):
@@ -114,7 +121,10 @@ class Directory:
                 self._paused_until = None
         except Exception:  # noqa: BLE001 - a bug of ours with one guest must not keep the others out
             time.sleep(_PAUSE_S)
-            _log.exception("the directory met a bug")
+            _log.exception("the directory met a bug, and begins anew")
+            for guest in list(guests.values()):
+                with suppress(Exception):
+                    _drop(guests, guest, selector)
         return True
 
     def _admit(self, guests: dict[socket.socket, _Guest], selector: selectors.BaseSelector) -> bool:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from pdkv.connectors.core.directory import ANSWER_BYTES, LENGTH, VERSION
@@ -19,6 +22,8 @@ from pdkv.errors import HandshakeError, PeerUnreachableError
 __all__ = ["Ranks", "ToldRank", "fetch"]
 
 _OPERATION = "ask the directory"
+# Names that are looked up at once.
+_resolvers = threading.BoundedSemaphore(16)
 _MAX_RANKS = 4096
 _MAX_GROUPS = 256
 _MAX_FIELDS = 64
@@ -60,7 +65,7 @@ class Ranks:
 
 
 def fetch(host: str, port: int, timeout_s: float) -> Ranks:
-    """Asks a directory; blocks for `timeout_s` at most, but for what looking up a name takes.
+    """Asks a directory; blocks for `timeout_s` at most.
 
     Raises:
         PeerUnreachableError: Nobody answers in time.
@@ -89,7 +94,7 @@ def fetch(host: str, port: int, timeout_s: float) -> Ranks:
 
 def _connect(host: str, port: int, end: float) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in _look_up(host, port, end):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(_left(end))
@@ -100,6 +105,40 @@ def _connect(host: str, port: int, end: float) -> socket.socket:
         else:
             return connection
     raise failure or OSError("the name has no address")
+
+
+def _look_up(host: str, port: int, end: float) -> list[Any]:
+    """Looks a name up, in a thread of its own: a resolver that is stuck can't be told to stop."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    else:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    if not _resolvers.acquire(timeout=_left(end)):
+        raise TimeoutError("too many names are being looked up")
+    found = SimpleQueue[list[Any] | Exception]()
+
+    def look_up() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            found.put(error)
+        finally:
+            _resolvers.release()
+
+    try:
+        threading.Thread(target=look_up, name="pdkv-resolve", daemon=True).start()
+    except RuntimeError as error:
+        _resolvers.release()
+        raise OSError(str(error)) from error
+    try:
+        answer = found.get(timeout=_left(end))
+    except Empty:
+        raise TimeoutError("the name was not looked up in time") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _receive(connection: socket.socket, nbytes: int, end: float) -> bytes:

@@ -75,10 +75,10 @@ class Leases:
                 older.ended = True
             self._put(watched)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pdkv-leases", daemon=True)
-                self._thread.start()
-        if self._dialler.ready(watch.producer, references[0].incarnation) is None:
-            # The first lease is young yet; what takes time is to get there.
+                self._start()
+        if self._dialler.knows(watch.producer):
+            # The first lease is young yet; what may take time is to get there again. One that was never reached waits
+            # until its request has its turn: anybody can name places.
             self._submit(watched, lambda _: None, lambda _: None)
 
     def unwatch(self, request_id: str) -> None:
@@ -99,6 +99,16 @@ class Leases:
             thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="pdkv-leases", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # This process may have no more threads; the next watch tries again.
+            _log.warning("no thread to keep leases with: %s", error)
+        else:
+            self._thread = thread
 
     def _put(self, watched: _Watched) -> None:
         heapq.heappush(self._due, (time.monotonic() + watched.lease_s / _RATE, next(self._order), watched))

@@ -72,6 +72,7 @@ class Line:
     ) -> None:
         self.producer = producer
         self.peer: Peer | None = None
+        self.proven = False  # whether it was ever reached
         self.used_at = time.monotonic()
         self._engine, self._place, self._places = engine, place, places
         self._timeout_s = connect_timeout_s
@@ -102,7 +103,8 @@ class Line:
         if now < self._believed_until:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
-            if self._known not in (None, incarnation):
+            # While its connection stands; one that is gone may have been restarted just now.
+            if self._known not in (None, incarnation) and self.ready(str(self._known)) is not None:
                 raise _restarted("incarnation", incarnation, str(self._known))
         self._failure = None
         try:
@@ -139,7 +141,7 @@ class Line:
             peer.close()
             raise _restarted("incarnation", incarnation, peer.incarnation)
         self.close()
-        self.peer = peer
+        self.peer, self.proven = peer, True
         return peer
 
     def _same_rank(self, told: Ranks) -> ToldRank:

@@ -57,13 +57,14 @@ class Places:
             PeerUnreachableError: It may not be dialled, or is no address.
         """
         host, port = _split(told)
-        if host in ("0.0.0.0", "::"):
-            # An engine that listens everywhere is where its directory is.
+        if host in ("0.0.0.0", "::") or _name(host) in (_name(directory_host), _name(reached)):
+            # Also one that listens everywhere. The address is dialled and not the name, which may stand for another one
+            # by now, and takes its time to be looked up.
             host = reached
-        elif self._open and _name(host) not in (_name(directory_host), _name(reached)):
+        elif self._open:
             text = f"is not the directory's, `{shown(directory_host)}`"
             raise _refusal(host, text, "name the hosts of all producers in `allowed_hosts`")
-        elif not self._open and not self._allows(host):
+        elif not self._allows(host):
             raise _refusal(host, "is not among `allowed_hosts`", "add the hosts of all the producer's ranks to it")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

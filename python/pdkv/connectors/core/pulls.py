@@ -12,7 +12,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pdkv.connectors.core.declines import Declines
@@ -30,6 +31,7 @@ from pdkv.errors import (
 )
 
 if TYPE_CHECKING:
+    from pdkv.connectors.core.stats import Stats
     from pdkv.engine import Peer, Transfer
 
 __all__ = ["Pulls"]
@@ -112,7 +114,9 @@ class Pulls:
             for transfer_id in self._kit.engine.take_completed():
                 load = self._transfers.pop(transfer_id, None)
                 if load is not None:
-                    self._settling.append((load, self._note(load, transfer_id)))
+                    group, transfer = load.transfers[transfer_id]
+                    self._settling.append((load, transfer))
+                    self._note(load, group, transfer)
             self._settling = [(load, transfer) for load, transfer in self._settling if not self._settle(load, transfer)]
             self._end_overdue()
             ended, self._ended = self._ended, []
@@ -175,25 +179,15 @@ class Pulls:
         finally:
             self._transfers.update(dict.fromkeys(load.transfers, load))
 
-    def _note(self, load: Load, transfer_id: int) -> Transfer:
+    def _note(self, load: Load, group: int, transfer: Transfer) -> None:
         """Notes how a transfer ended."""
-        group, transfer = load.transfers[transfer_id]
         error = transfer.error
         if error is None:
             load.done.add(group)
-            stats = transfer.stats
-            self._kit.stats.transfer(
-                seconds=1e-6 * (stats.plan_us + stats.post_us + stats.wire_us + stats.handover_us),
-                post_seconds=1e-6 * (stats.plan_us + stats.post_us),
-                nbytes=stats.bytes,
-                descriptors=stats.runs,
-                path=transfer.path.transport,
-            )
         else:
-            if isinstance(error, StaleReferenceError) and transfer.destination == "invalid":
-                self._kit.stats.count("num_fenced_reads")
             self._fail(load, error)
-        return transfer
+        with _harmless():
+            _count_transfer(self._kit.stats, transfer, error)
 
     def _settle(self, load: Load, transfer: Transfer) -> bool:
         """Gives whether nothing touches the transfer's memory any more."""
@@ -231,7 +225,8 @@ class Pulls:
 
     def _end(self, load: Load) -> None:
         load.ended = True
-        self._account(load)
+        with _harmless():
+            self._account(load)
         if load.cancelled:
             # Nobody else will come. After a failure somebody may, so there the lease decides.
             left = [reference for group, reference in enumerate(load.references) if group not in load.done]
@@ -259,3 +254,26 @@ class Pulls:
         if isinstance(error, ReferenceExpiredError):
             stats.count("num_notifications_after_expiry")
         _log.warning("request `%s`: its load failed (%s): %s", shown(load.request_id), error.kind, error.message)
+
+
+def _count_transfer(stats: Stats, transfer: Transfer, error: PdkvError | None) -> None:
+    if error is None:
+        figures = transfer.stats
+        stats.transfer(
+            seconds=1e-6 * (figures.plan_us + figures.post_us + figures.wire_us + figures.handover_us),
+            post_seconds=1e-6 * (figures.plan_us + figures.post_us),
+            nbytes=figures.bytes,
+            descriptors=figures.runs,
+            path=transfer.path.transport,
+        )
+    elif isinstance(error, StaleReferenceError) and transfer.destination == "invalid":
+        stats.count("num_fenced_reads")
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Nothing that only observes can cost a load."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - said above
+        _log.exception("a load could not be counted")

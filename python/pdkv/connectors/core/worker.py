@@ -24,6 +24,7 @@ from pdkv.connectors.core.pulls import Pulls
 from pdkv.connectors.core.stats import Stats
 from pdkv.connectors.core.work import ProducerAddress, RankInfo, Results, Work
 from pdkv.engine import Engine
+from pdkv.errors import ConfigError
 
 __all__ = ["WorkerSide"]
 
@@ -114,10 +115,8 @@ class WorkerSide:
         """Begins what a step brings. Takes microseconds an order, and waits for nobody."""
         if self._closed or not work:
             return
-        for request_id in work.unwatches:
-            self._leases.unwatch(request_id)
-        for request_id in work.cancels:
-            self._pulls.cancel(request_id)
+        _each(work.unwatches, self._leases.unwatch)
+        _each(work.cancels, self._pulls.cancel)
         _each(work.exports, self._exports.begin, self._exports.give_up)
         _each(work.watches, self._leases.watch)
         _each(work.pulls, self._pulls.begin, self._pulls.give_up)
@@ -127,8 +126,8 @@ class WorkerSide:
     def results(self) -> Results:
         """Gives what has ended since the last call. Takes time for that only, not for what goes on."""
         results = Results()
-        self._exports.collect(results)
-        self._pulls.collect(results)
+        _each((results,), self._exports.collect)
+        _each((results,), self._pulls.collect)
         return results
 
     def close(self) -> None:
@@ -136,25 +135,34 @@ class WorkerSide:
         if self._closed:
             return
         self._closed = True
-        self._leases.close(_THREADS_S)
-        self._pulls.close(_QUIET_S)
-        self._exports.close()
-        self._dialler.close(_THREADS_S)
+        _each((_THREADS_S,), self._leases.close)
+        _each((_QUIET_S,), self._pulls.close)
+        _each((self._exports,), Exports.close)
+        _each((_THREADS_S,), self._dialler.close)
         self._engine.close()
 
 
 def _engine(name: str, settings: Settings, rank: int) -> Engine:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     port = settings.engine_port and settings.engine_port + rank
-    return Engine(
-        name,
-        listen=f"{host}:{port}",
-        transports=settings.transports,
-        threads=settings.threads,
-        insecure=settings.insecure,
-        lease_s=settings.kv_lease_duration,
-        ucx=settings.ucx_config(),
-    )
+    listen = f"{host}:{port}"
+    try:
+        return Engine(
+            name,
+            listen=listen,
+            transports=settings.transports,
+            threads=settings.threads,
+            insecure=settings.insecure,
+            lease_s=settings.kv_lease_duration,
+            ucx=settings.ucx_config(),
+        )
+    except ConfigError as error:
+        if error.operation != "listen":
+            raise
+        text = "every rank listens at `host`: ranks on other machines than the scheduler are not supported yet"
+        raise ConfigError(
+            f"rank `{rank}` can't listen: {error.message}", operation=error.operation, hint=f"{error.hint}; {text}"
+        ) from error
 
 
 def _each(
@@ -164,7 +172,7 @@ def _each(
         try:
             carry_out(order)
         except Exception:  # noqa: BLE001 - a bug of ours in one request must not end the LLM engine
-            _log.exception("an order could not be carried out: %s", type(order).__name__)
+            _log.exception("%s could not be carried out: a bug", getattr(carry_out, "__qualname__", carry_out))
             if give_up is not None:
                 with suppress(Exception):  # an order that can't even be read
                     give_up(order)
