@@ -229,6 +229,13 @@ def test_a_prompt_that_is_another_leaves_the_export_to_its_own_consumer():
     assert work.declines == ()
 
 
+def test_a_child_with_an_answer_of_no_groups_is_refused():
+    c = consumer()
+    params = changed(changed(answer(), ["pdkv", "groups"], []), ["pdkv", "references"], [[]])
+    assert admit(c, "0_x", changed(params, ["remote_block_ids"], [])) == 70
+    assert [item.kind for item in c.take().refusals] == ["layout"]
+
+
 def test_a_bug_while_pairing_is_a_failed_load():
     """The engine waits for what was promised to it."""
     c = consumer()

@@ -124,6 +124,7 @@ def test_what_asks_for_what():
         (["pdkv", "groups", 0, "runs", 0], [-1, 5]),
         (["pdkv", "groups", 0, "runs", 0], [1]),
         (["pdkv", "references"], []),
+        (["pdkv", "references"], [[]]),
         (["pdkv", "references", 0], []),
         (["pdkv", "references"], [[{}] * 2]),
         (["pdkv", "references", 0, 0], {"tag": "x" * 5_000}),

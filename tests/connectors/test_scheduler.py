@@ -123,6 +123,21 @@ def test_a_step_without_news_costs_nothing(side):
     assert side.take() is side.take()
 
 
+def test_a_bug_of_ours_does_not_reach_the_engine(monkeypatch, side, caplog):
+    def broken(*_args, **_kwargs):
+        raise IndexError("tuple index out of range")
+
+    for name in ("arrived", "turned_down", "match", "allocated", "finished"):
+        monkeypatch.setattr(side._consumer, name, broken)
+    monkeypatch.setattr(side._producer, "export", broken)
+    side.arrived("r", {}, 1)
+    side.turned_down({})
+    side.allocated("r", ([],), 1, digest)
+    assert side.match("r", 0) == (0, False)
+    assert finish(side) == (False, None)
+    assert caplog.text.count("Traceback") == 6
+
+
 def test_news_for_the_workers_are_pending_until_they_are_taken(side):
     assert not side.pending
     _, params = finish(side)

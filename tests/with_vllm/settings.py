@@ -59,7 +59,7 @@ def transfer(connector, role, *, policy="fail", **extra):
     config = {"kv_role": role, "kv_load_failure_policy": policy, "kv_connector_extra_config": extra}
     if connector == "nixl":
         return config | {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
-    return config | {"kv_connector": "PdkvConnector", "kv_connector_module_path": "pdkv.connectors.vllm"}
+    return config | {"kv_connector": "PdkvConnector"}  # vLLM finds it by pdkv's entry point
 
 
 def side_channel():

@@ -35,3 +35,22 @@ def test_model_has_the_same_bits_whoever_makes_it(tmp_path, name):
     assert {path.name for path in made.iterdir()} == {path.name for path in tmp_path.iterdir()}
     for path in made.iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's, when vLLM is imported
+def test_the_connector_is_found_by_its_name_by_its_module_and_as_nixls():
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.plugins import load_general_plugins
+
+    from pdkv.connectors import compat, vllm
+
+    load_general_plugins()
+
+    def found(name, module=None):
+        config = KVTransferConfig(kv_connector=name, kv_connector_module_path=module, kv_role="kv_both")
+        return KVConnectorFactory.get_connector_class(config)
+
+    assert found("PdkvConnector") is vllm.PdkvConnector
+    assert found("PdkvConnector", "pdkv.connectors.vllm") is vllm.PdkvConnector
+    assert found("NixlConnector", "pdkv.connectors.compat") is compat.NixlConnector
