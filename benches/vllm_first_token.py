@@ -25,6 +25,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -219,6 +220,7 @@ def measure(
                         times[setup.name].append(found)
                         wrong[setup.name] += not same(answer, expected[index])
                     moved[setup.name] = _moved(setup, servers["consumer"])
+            print(f"asked `{len(alone)}` of `{requests}` prompts", file=sys.stderr, flush=True)
     finally:
         fleet.close()
     return {
