@@ -15,6 +15,7 @@ from aiohttp import web
 
 from pdkv.proxy.app import Proxy
 from pdkv.proxy.instances import Instance
+from pdkv.proxy.serve import make_runner
 from pdkv.proxy.settings import Settings
 from proxy.engine import Engine
 
@@ -92,7 +93,7 @@ async def world(prefill: int = 1, decode: int = 1, **settings: Any) -> AsyncIter
     told = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "port": 0} | settings
     urls = {"prefill": tuple(one.url for one in first), "decode": tuple(one.url for one in second)}
     proxy = Proxy(Settings(**urls, **told).checked())
-    runner = web.AppRunner(proxy.app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
+    runner = make_runner(proxy, shutdown_timeout_s=0.01)
     await runner.setup()
     await proxy.start()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

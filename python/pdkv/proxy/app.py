@@ -132,6 +132,9 @@ class Proxy:
         return await exchange.end(told), told.outcome
 
     async def _body(self, request: web.Request) -> bytes:
+        packed = request.headers.get("Content-Encoding", "identity")
+        if packed.strip().lower() not in ("", "identity"):
+            raise failed(415, "the body is packed: send it as it is, without a `Content-Encoding`", "refused")
         if request.content_type != "application/json":
             # A web page may send anything else to another site without asking.
             raise failed(415, f"the content type is `{request.content_type}`, not `application/json`", "refused")

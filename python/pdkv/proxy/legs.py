@@ -106,7 +106,9 @@ class Legs:
             body = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(instance, error) from error
-        return Answer(response.status, body, response.headers.get("Content-Type", "application/octet-stream"))
+        kind = response.headers.get("Content-Type", "")
+        # What can't stand in a header would keep the client from getting an answer at all.
+        return Answer(response.status, body, kind if kind and kind.isprintable() else "application/octet-stream")
 
     async def piece(self, instance: Instance, response: aiohttp.ClientResponse) -> bytes:
         """Reads what has arrived of an answer, or waits for some; empty at its end."""

@@ -31,6 +31,17 @@ def run(settings: Settings, announce: Callable[[str], None]) -> None:
     asyncio.run(_run(settings, announce))
 
 
+def make_runner(proxy: Proxy, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """What serves a proxy: unpacks nothing, and ends a handler whose client has left."""
+    return web.AppRunner(
+        proxy.app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout_s,
+        auto_decompress=False,  # a packed body may be a thousand times as large; it is refused
+    )
+
+
 def _allow_many_connections() -> None:
     """Lets this process open as many as it may: each request needs two, and the usual limit is 1024 files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -44,7 +55,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (cut if stop.is_set() else stop).set())
     proxy = Proxy(settings)
-    runner = web.AppRunner(proxy.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = make_runner(proxy, shutdown_timeout_s=1.0)
     await runner.setup()
     try:
         await proxy.start()
