@@ -161,6 +161,7 @@ def test_one_producer_is_one_thread(world):
     next(iter(world.lines.values())).gate.set()
     until(lambda: len(world.failed) == 500)
     assert [name for name, _ in world.failed] == [f"job-{number}" for number in range(500)]
+    assert len(world.threads()) == 1
     assert len(world.lines) == 1
 
 

@@ -192,6 +192,7 @@ def test_an_owner_that_did_not_answer_is_not_asked_for_everybody(producer, consu
     leases, peer = consumer.worker._leases, SlowPeer()
     for number in range(50):
         watch(consumer, producer, f"d-{number}", references, lease_s=60.0)
+    assert [thread.name for thread in threading.enumerate()].count("pdkv-leases") == 1
     for watched in list(leases._watched.values()):
         leases._renew(watched, peer)
     assert peer.asked == 1
