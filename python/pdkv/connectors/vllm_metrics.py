@@ -35,7 +35,7 @@ _COUNTERS = {
     "num_kv_expired_reqs": "Exports for which no consumer came in time, on the producer.",
     "num_notifications_after_expiry": "Loads that came after their lease had ended.",
     "num_refused_references": "Loads whose reference or parameters were refused: forged, stale, or of another prompt.",
-    "num_recomputed_requests": "Loads reported as failed, to be recomputed or refused as vLLM's policy says.",
+    "num_recomputed_requests": "Loads that failed and were given back to vLLM to recompute; 0 with the policy fail.",
     "num_fenced_reads": "Loads refused after bytes had moved, because the producer had taken the blocks back.",
     "num_declined": "Exports given back without a load.",
     "num_cancelled": "Loads cancelled because their request was aborted.",

@@ -38,6 +38,8 @@ _NIXLS = frozenset(
         "push_registration_timeout",
     }
 )
+_TEXTS = ("host", "require", "model_id", "secret_file")
+_TELLING = ("secret", "allowed", "insecure", "lease", "timeout")
 _log = logging.getLogger("pdkv.connectors")
 
 
@@ -186,8 +188,9 @@ class Settings:
                 self.host,
                 'beyond loopback anybody who can connect may ask: say `"insecure": true` if that is meant',
             )
-        if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int)):
-            raise _bad("threads", self.threads, "give a number of threads, or leave it out")
+        threads: Any = self.threads
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise _bad("threads", threads, "give a number of threads, 1 or more, or leave it out")
         for name in ("require", "model_id", "secret_file"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
@@ -205,9 +208,12 @@ def _is_loopback(host: str) -> bool:
 def _warn_of_others(others: set[str], known: set[str]) -> None:
     """Refuses what looks like a misspelt key of pdkv's; whatever else is there may be somebody else's."""
     for name in sorted(others - _NIXLS):
-        if close := get_close_matches(name, known, n=1, cutoff=0.75):
-            raise ConfigError(f"there is no key `{name}`", operation=_OPERATION, hint=f"is `{close[0]}` meant?")
-        _log.info("`%s` in kv_connector_extra_config is none of pdkv's", name)
+        # Half of a name is enough where it matters who may do what, and for how long.
+        telling = [key for key in sorted(known) if any(word in name and word in key for word in _TELLING)]
+        if close := get_close_matches(name, known, n=1, cutoff=0.75) or telling:
+            text = f"kv_connector_extra_config has no key `{name}`"
+            raise ConfigError(text, operation=_OPERATION, hint=f"is `{close[0]}` meant?")
+        _log.warning("pdkv leaves `%s` in kv_connector_extra_config alone: it has no such key", name)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
@@ -217,4 +223,5 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _bad(name: str, value: object, hint: str) -> ConfigError:
-    return ConfigError(f"`{name}` is `{value}`", operation=_OPERATION, hint=hint)
+    shown = f"the text `{value}`" if isinstance(value, str) and name not in _TEXTS else f"`{value}`"
+    return ConfigError(f"`{name}` is {shown}", operation=_OPERATION, hint=hint)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pdkv._core import Issuer
+from pdkv._core import Issuer, __version__
 from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.consumer import Consumer
 from pdkv.connectors.core.directory import Directory
@@ -83,6 +83,15 @@ class SchedulerSide:
             self._directory = Directory(
                 self.engine_id, known, self._settings.host, self._settings.port, insecure=self._settings.insecure
             )
+            where = f"directory at {self._settings.host}:{self.port}"
+            _log.info("pdkv %s hands KV over: %s, %s", __version__, where, self._told_of_secret())
+        if self._consumer is not None:
+            hosts = self._settings.places
+            whom = "any host" if hosts is None else f"hosts {', '.join(hosts)}"
+            _log.info("pdkv %s fetches KV from %s, %s", __version__, whom, self._told_of_secret())
+
+    def _told_of_secret(self) -> str:
+        return "answers are signed" if self._settings.secret_file is not None else "answers are not signed"
 
     def arrived(self, request_id: str, params: Mapping[str, Any] | None, num_prompt_tokens: int) -> None:
         """A request came in."""
@@ -179,7 +188,11 @@ class SchedulerSide:
 
     def _refused(self, request_id: str, error: PdkvError) -> None:
         _log.warning(
-            "request %s: its kv_transfer_params are refused (%s): %s", shown(request_id), error.kind, error.message
+            "request `%s`: its kv_transfer_params are refused (%s): %s%s",
+            shown(request_id),
+            error.kind,
+            error.message,
+            f"; {error.hint}" if error.hint else "",
         )
 
 
