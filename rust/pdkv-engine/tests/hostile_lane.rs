@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::fake::{Wire, hello};
-use common::lane::{self, Player, ask, frame, next, offer, word, words};
+use common::lane::{self, Player, answer, ask, frame, next, offer, request, word, words};
 use common::ucx::{self, Lane};
 use common::{BLOCK_BYTES, LAYERS, LEASE, Memory, WAIT, Way, allocate, cache, table};
 use pdkv_core::ErrorKind;
@@ -82,26 +82,6 @@ impl Scene {
     }
 }
 
-/// A lane of messages, agreed on.
-fn messages(stream: TcpStream) -> (Player, pdkv_ucx::Endpoint) {
-    let mut player = Player::new(stream, false);
-    let address = player.worker.address().unwrap();
-    player.send(&offer(true, &address));
-    let accept = player.expect(lane::ACCEPT);
-    let endpoint = player.connect(&accept[16..16 + word(&accept, 8) as usize]);
-    player.message(&endpoint, &[0; 8], b"");
-    assert_eq!(player.arrived(), (vec![0; 8], 0), "the hello comes back");
-    (player, endpoint)
-}
-
-/// A request as `transport/request.rs` lays it out.
-fn request(put: bool, spans: bool, transfer: u64, first: u64, units: u64, bytes: u64) -> Vec<u8> {
-    let mut raw = 0x5144_4B50_u32.to_le_bytes().to_vec();
-    raw.extend([u8::from(put), u8::from(spans), 0, 0]);
-    raw.extend(words(&[transfer, first, units, bytes]));
-    raw
-}
-
 fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Message {
     Message::Claim(Box::new(Claim {
         transfer: TransferId(transfer),
@@ -117,13 +97,6 @@ fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Message
         wants_table: false,
         order: Some(WireOrder::LAYER_MAJOR),
     }))
-}
-
-/// The code of the answer to a request, which must be of this number.
-fn answer(player: &mut Player, id: u64) -> u16 {
-    let body = player.expect(lane::ANSWER);
-    assert_eq!(word(&body, 0), id);
-    word(&body, 8) as u16
 }
 
 #[test]
@@ -189,7 +162,7 @@ fn a_lane_needs_a_session_and_a_session_has_few_lanes() {
 fn an_owner_that_wants_no_puts_offers_messages_instead() {
     let Some(scene) = scene(MESSAGES) else { return };
     let (_wire, _, stream) = scene.knock();
-    let mut player = Player::new(stream, true);
+    let mut player = Player::new(stream, "tcp", true);
     let address = player.worker.address().unwrap();
     for _ in 0..2 {
         player.send(&offer(false, &address));
@@ -206,7 +179,7 @@ fn keys_are_for_registered_regions_and_for_lanes_that_agreed_on_puts() {
     let Some(scene) = scene(PUTS) else { return };
     let (_wire, ack, stream) = scene.knock();
     let kv = ack.hello.regions[0].id.0;
-    let mut player = Player::new(stream, true);
+    let mut player = Player::new(stream, "tcp", true);
     let address = player.worker.address().unwrap();
     player.send(&offer(false, &address));
     player.expect(lane::ACCEPT);
@@ -228,13 +201,13 @@ fn keys_are_for_registered_regions_and_for_lanes_that_agreed_on_puts() {
 fn no_keys_where_puts_were_not_agreed_on() {
     let Some(scene) = scene(MESSAGES) else { return };
     let (_wire, ack, stream) = scene.knock();
-    let (mut player, _endpoint) = messages(stream);
+    let (mut player, _endpoint) = lane::messages(stream, "tcp");
     player.send(&frame(lane::WANT_KEY, &words(&[ack.hello.regions[0].id.0])));
     assert_eq!(player.next(), None, "a key on a lane of messages");
     // This one lets the kernel put, and what it hears of is emulation.
     let scene = self::scene(Lane::kernel("tcp")).unwrap();
     let (_wire, ack, stream) = scene.knock();
-    let mut player = Player::new(stream, true);
+    let mut player = Player::new(stream, "tcp", true);
     player.send(&offer(false, &player.worker.address().unwrap()));
     if player.next().map(|(kind, _)| kind) == Some(lane::ACCEPT) {
         player.send(&frame(lane::VERDICT, &words(&[2])));
@@ -254,7 +227,7 @@ fn a_lane_of_messages_serves_only_what_was_granted() {
         .unwrap();
     let (mut wire, ack, stream) = scene.knock();
     let kv = ack.hello.regions[0].id.0;
-    let (mut player, _endpoint) = messages(stream);
+    let (mut player, _endpoint) = lane::messages(stream, "tcp");
     let refused = |player: &mut Player, id: u64, request: &[u8]| {
         player.send(&ask(id, request));
         answer(player, id)
@@ -297,7 +270,7 @@ fn payload_is_placed_once_and_only_if_it_was_asked_for() {
         .register(allocate(Memory::Private, 4096), None, true)
         .unwrap();
     let (_wire, _, stream) = scene.knock();
-    let (mut player, endpoint) = messages(stream);
+    let (mut player, endpoint) = lane::messages(stream, "tcp");
     let put = |len: u64| [request(true, true, 0, 0, 1, len), words(&[region.id().0, 0, len])].concat();
     let bytes = || {
         let mut bytes = [0; 64];
@@ -344,7 +317,7 @@ fn a_lane_that_breaks_halfway_through_an_offer_takes_the_claim_back() {
     let (mut wire, _, stream) = scene.knock();
     wire.send(&claim(1, offer.reference(), scene.cache.fingerprint()));
     assert!(matches!(wire.receive(), Some(Message::Grant(_))));
-    let (mut player, endpoint) = messages(stream);
+    let (mut player, endpoint) = lane::messages(stream, "tcp");
     player.send(&ask(1, &request(true, false, 1, 0, 1, BLOCK_BYTES)));
     player.expect(lane::GO);
     player.message(&endpoint, &words(&[1]), &[9; BLOCK_BYTES as usize]);
@@ -422,7 +395,7 @@ fn requests_that_come_to_nothing_leave_room_for_others() {
     let (address, owner) = common::fake::owner_with_streams(theirs, |_wire, listener| {
         let mut stream = listener.accept().unwrap().0;
         common::fake::greet_stream(&mut stream);
-        let mut player = Player::new(stream, false);
+        let mut player = Player::new(stream, "tcp", false);
         let offer = player.expect(lane::OFFER);
         let address = player.worker.address().unwrap();
         let accept = [words(&[0, address.len() as u64]), address].concat();

@@ -6,10 +6,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{FAR_SEED, Side, ask, far_bytes, lane, over, over_all, serve, start};
-use common::{bytes, pattern};
+use common::processes::{FAR_SEED, ID, ONE_PIECE, Side, ask, far_bytes, hide, lane, over, over_all, serve, start};
+use common::{PATIENCE, bytes, pattern};
 use pdkv_core::{ErrorKind, Scope};
-use pdkv_ucx::{Direction, ErrorMode, Link, Span, Tally};
+use pdkv_ucx::{Delivery, Direction, ErrorMode, Link, Span, Tally};
 
 #[test]
 fn far_side() {
@@ -114,6 +114,61 @@ fn case_memory_gone() {
 }
 
 #[test]
+fn a_message_that_the_kernel_cannot_fetch_counts_as_done_at_neither_end() {
+    over("case_a_message_that_cannot_be_fetched", &["posix,cma", "sysv,cma"]);
+}
+
+/// Only a message of one piece is fetched by the kernel.
+#[test]
+fn case_a_message_that_cannot_be_fetched() {
+    if lane().is_none() {
+        return;
+    }
+    let len: u64 = 1 << 20;
+    let (mut side, _far) = start(ErrorMode::None);
+    let mut command = vec![b'm'];
+    command.extend(ONE_PIECE.to_le_bytes());
+    command.extend(len.to_le_bytes());
+    command.push(1);
+    ask(&mut side, &command);
+    let mut incoming = None;
+    side.until("the far side's message", || {
+        incoming = side.inbox.as_ref().unwrap().pop();
+        incoming.is_some()
+    });
+    assert_eq!(ask(&mut side, b"h"), b"hidden");
+    let received = Tally::new(side.worker());
+    incoming.unwrap().receive(&[side.piece(0, len)], &received).unwrap();
+    side.wait(&received);
+    let error = received.failure().expect("nothing was there to be received");
+    assert_eq!((error.kind(), error.scope()), (ErrorKind::PeerLost, Scope::Endpoint));
+    let [done, _] = messages_of(&mut side);
+    assert_eq!(done, 0, "its sender takes it for sent");
+
+    // The other way round. UCX tells the sender nothing, so that its worker's end must do.
+    let (mut side, _far) = start(ErrorMode::None);
+    hide(&side.memory);
+    let sent = Tally::new(side.worker());
+    let (header, piece) = (ONE_PIECE.to_le_bytes(), side.piece(0, len));
+    side.endpoint()
+        .send_message(ID, &header, &[piece], Delivery::Rendezvous, &sent)
+        .unwrap();
+    let started = Instant::now();
+    while messages_of(&mut side) == [0, 0] {
+        assert!(started.elapsed() < PATIENCE, "the far side never received");
+    }
+    assert_eq!(messages_of(&mut side), [0, 1], "its receiver takes it for received");
+    side.disconnect();
+    assert!(sent.outstanding() == 0 && sent.failure().is_some(), "it was never sent");
+}
+
+/// How many messages are over for the far side, without and with a failure.
+fn messages_of(side: &mut Side) -> [u64; 2] {
+    let answer = ask(side, b"s");
+    [0, 8].map(|at| u64::from_le_bytes(answer[at..at + 8].try_into().unwrap()))
+}
+
+#[test]
 fn a_stopped_peer_goes_on_where_it_was() {
     over_all("case_a_stopped_peer");
 }
@@ -163,7 +218,7 @@ fn case_an_endpoint_that_watches() {
     }
     for idle in [true, false] {
         let (mut side, far) = start(ErrorMode::Peer);
-        let tally = Tally::new(side.worker());
+        let (tally, sent) = (Tally::new(side.worker()), Tally::new(side.worker()));
         let spans: Vec<Span> = (0..16)
             .map(|at| Span {
                 local_offset: at << 16,
@@ -179,6 +234,10 @@ fn case_an_endpoint_that_watches() {
                 .post(Direction::Put, &side.memory, side.key(), &spans, &tally)
                 .unwrap();
             side.endpoint().flush(&tally).unwrap();
+            let (header, pieces) = (0_u64.to_le_bytes(), [side.piece(0, 1 << 20)]);
+            side.endpoint()
+                .send_message(ID, &header, &pieces, Delivery::Rendezvous, &sent)
+                .unwrap();
             far.signal("KILL");
         }
         side.until("the failure", || side.endpoint().failure().is_some());
@@ -186,6 +245,8 @@ fn case_an_endpoint_that_watches() {
         assert_eq!((error.kind(), error.scope()), (ErrorKind::PeerLost, Scope::Endpoint));
         side.wait(&tally);
         assert_eq!(tally.failed() > 0, !idle);
+        side.wait(&sent);
+        assert_eq!(sent.failed(), u64::from(!idle), "nobody has fetched the message");
         side.disconnect();
     }
 }

@@ -24,7 +24,7 @@ pub(crate) const NEVER: u8 = 11;
 pub(crate) const ANSWER: u8 = 12;
 
 /// The id of active messages, as `transport/ucx/door.rs` has it.
-const MESSAGES: u16 = 0x70;
+pub(crate) const MESSAGES: u16 = 0x70;
 
 pub(crate) fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut raw = 0x5544_4B50_u32.to_le_bytes().to_vec();
@@ -53,6 +53,14 @@ pub(crate) fn offer(messages: bool, address: &[u8]) -> Vec<u8> {
 /// A request as `transport/request.rs` lays it out, asked under a number.
 pub(crate) fn ask(id: u64, request: &[u8]) -> Vec<u8> {
     frame(ASK, &[&id.to_le_bytes(), request].concat())
+}
+
+/// A request as `transport/request.rs` lays it out.
+pub(crate) fn request(put: bool, spans: bool, transfer: u64, first: u64, units: u64, bytes: u64) -> Vec<u8> {
+    let mut raw = 0x5144_4B50_u32.to_le_bytes().to_vec();
+    raw.extend([u8::from(put), u8::from(spans), 0, 0]);
+    raw.extend(words(&[transfer, first, units, bytes]));
+    raw
 }
 
 /// A side channel of the session, past its greeting.
@@ -99,13 +107,14 @@ pub(crate) struct Player {
 }
 
 impl Player {
-    pub(crate) fn new(stream: TcpStream, one_sided: bool) -> Self {
+    /// One over these of UCX's transports.
+    pub(crate) fn new(stream: TcpStream, tls: &str, one_sided: bool) -> Self {
         let search = Search {
             explicit: super::ucx::copies().into_iter().next(),
             ..Search::default()
         };
         let library = find::find(&search).0.expect("a copy of UCX");
-        let settings = Settings::new([("TLS".to_owned(), "tcp".to_owned())]);
+        let settings = Settings::new([("TLS".to_owned(), tls.to_owned())]);
         let context = Context::open(&library, &settings, Features { one_sided }).expect("a context");
         let worker = Worker::create(&context).expect("a worker");
         let inbox = worker
@@ -207,4 +216,23 @@ impl Player {
                 .map(|message| (message.header.clone(), message.len()))
         })
     }
+}
+
+/// A lane of messages over these of UCX's transports, agreed on.
+pub(crate) fn messages(stream: TcpStream, tls: &str) -> (Player, Endpoint) {
+    let mut player = Player::new(stream, tls, false);
+    let address = player.worker.address().expect("an address");
+    player.send(&offer(true, &address));
+    let accept = player.expect(ACCEPT);
+    let endpoint = player.connect(&accept[16..16 + word(&accept, 8) as usize]);
+    player.message(&endpoint, &[0; 8], b"");
+    assert_eq!(player.arrived(), (vec![0; 8], 0), "the hello comes back");
+    (player, endpoint)
+}
+
+/// The code of the answer to a request, which must be of this number.
+pub(crate) fn answer(player: &mut Player, id: u64) -> u16 {
+    let body = player.expect(ANSWER);
+    assert_eq!(word(&body, 0), id);
+    word(&body, 8) as u16
 }

@@ -23,6 +23,8 @@ const MODE: &str = "PDKV_TEST_PEER_MODE";
 
 /// How much memory each side has.
 pub(crate) const MEMORY: u64 = 4 << 20;
+/// In the offset of a message: it is of one piece.
+pub(crate) const ONE_PIECE: u64 = 1 << 63;
 /// The id of messages.
 pub(crate) const ID: u16 = 7;
 /// What the far side's memory holds at first is `pattern(MEMORY, FAR_SEED)`.
@@ -178,6 +180,14 @@ impl Side {
         }
     }
 
+    /// A range as one piece, or as pieces of 4 KiB.
+    pub(crate) fn pieces(&self, offset: u64, len: u64, one: bool) -> Vec<Piece> {
+        if one {
+            return vec![self.piece(offset, len)];
+        }
+        (0..len / 4096).map(|at| self.piece(offset + at * 4096, 4096)).collect()
+    }
+
     /// Progresses until something holds.
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let start = std::time::Instant::now();
@@ -254,7 +264,8 @@ pub(crate) fn ask(side: &mut Side, command: &[u8]) -> Vec<u8> {
 /// The far process: does what it is told until the socket ends. Messages go to the offset in their header.
 ///
 /// Commands: `b` offset len: bytes; `c`: a new connection; `d`: ends the worker; `m` offset len delivery: sends
-/// a message of pieces of 4 KiB; `u`: unmaps the memory; `f`: descriptors, threads and resident KiB.
+/// a message of pieces of 4 KiB, or of one piece; `h`: hides the memory from the kernel; `s`: how many messages were
+/// sent and received without a failure, and how many with one; `u`: unmaps the memory; `f`: descriptors, threads and resident KiB.
 pub(crate) fn serve() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     // SAFETY: only asks the kernel to end this process when the one that started it ends, stopped or not.
@@ -268,6 +279,7 @@ pub(crate) fn serve() {
     let mut side = Side::new(socket, mode, FAR_SEED);
     side.connect();
     let mut tallies: Vec<Tally> = Vec::new();
+    let (mut done, mut failed) = (0_u64, 0_u64);
     loop {
         for _ in 0..100 {
             if let Some(worker) = &side.worker {
@@ -276,14 +288,14 @@ pub(crate) fn serve() {
         }
         if let Some(incoming) = side.inbox.as_ref().and_then(Inbox::pop) {
             let offset = u64::from_le_bytes(incoming.header.clone().try_into().unwrap());
-            let pieces: Vec<Piece> = (0..incoming.len() / 4096)
-                .map(|at| side.piece(offset + at * 4096, 4096))
-                .collect();
+            let pieces = side.pieces(offset & !ONE_PIECE, incoming.len(), offset & ONE_PIECE != 0);
             let tally = Tally::new(side.worker());
             incoming.receive(&pieces, &tally).unwrap();
             tallies.push(tally);
         }
-        tallies.retain(|tally| tally.outstanding() > 0);
+        for over in tallies.extract_if(.., |tally| tally.outstanding() == 0) {
+            *(if over.failed() > 0 { &mut failed } else { &mut done }) += 1;
+        }
         side.socket.set_nonblocking(true).unwrap();
         let mut first = [0; 1];
         let read = side.socket.read(&mut first);
@@ -318,9 +330,7 @@ pub(crate) fn serve() {
                 } else {
                     Delivery::Rendezvous
                 };
-                let pieces: Vec<Piece> = (0..number(9) / 4096)
-                    .map(|at| side.piece(number(1) + at * 4096, 4096))
-                    .collect();
+                let pieces = side.pieces(number(1) & !ONE_PIECE, number(9), number(1) & ONE_PIECE != 0);
                 let tally = Tally::new(side.worker());
                 side.endpoint()
                     .send_message(ID, &number(1).to_le_bytes(), &pieces, delivery, &tally)
@@ -328,6 +338,11 @@ pub(crate) fn serve() {
                 tallies.push(tally);
                 send(&mut side.socket, b"sent");
             }
+            b'h' => {
+                hide(&side.memory);
+                send(&mut side.socket, b"hidden");
+            }
+            b's' => send(&mut side.socket, &[done.to_le_bytes(), failed.to_le_bytes()].concat()),
             b'u' => {
                 let other = memory(&side.context, 4096, 0);
                 drop(std::mem::replace(&mut side.memory, other));
@@ -343,6 +358,15 @@ pub(crate) fn serve() {
             other => panic!("no command {other}"),
         }
     }
+}
+
+/// Takes the right to read and write memory away from everybody, the kernel included, as if it had been unmapped.
+pub(crate) fn hide(memory: &MemoryHandle) {
+    let region = memory.region();
+    let start = std::ptr::with_exposed_provenance_mut(region.address() as usize);
+    // SAFETY: a mapping of this test's own, which nothing in this process touches any more.
+    let hidden = unsafe { libc::mprotect(start, region.len() as usize, libc::PROT_NONE) };
+    assert_eq!(hidden, 0);
 }
 
 /// Descriptors, threads and resident KiB of this process.
