@@ -5,8 +5,10 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use common::{LANES, lanes, library, pattern};
+use common::processes::{lane, over_all};
+use common::{LANES, PATIENCE, lanes, library, pattern};
 use pdkv_core::ErrorKind;
 use pdkv_device::{HostRegion, HugePages};
 use pdkv_ucx::limit::{Job, LoopEnd};
@@ -113,4 +115,45 @@ fn an_end_that_is_not_connected_or_closed_says_so() {
     end.close();
     end.close();
     assert_eq!(end.run(job(Direction::Put, 1)).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn an_end_that_waits_sleeps_until_it_is_wanted() {
+    over_all("case_an_end_that_waits");
+}
+
+#[test]
+fn case_an_end_that_waits() {
+    let Some(tls) = lane() else { return };
+    let ends = ends(&library().unwrap(), &tls);
+    for direction in [Direction::Put, Direction::Get] {
+        ends.near.run(job(direction, 16)).unwrap();
+        let started = Instant::now();
+        loop {
+            let before = turns();
+            std::thread::sleep(Duration::from_millis(100));
+            // UCX has timers of its own, far apart.
+            if turns() - before < 5 {
+                break;
+            }
+            assert!(started.elapsed() < PATIENCE, "the ends go on waking up");
+        }
+    }
+    // Asleep at both ends, and still there when wanted.
+    ends.far.run(job(Direction::Get, 8)).unwrap();
+}
+
+/// How often the threads of this process's ends have gone to sleep.
+fn turns() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let texts = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let switches = texts
+        .filter(|text| text.starts_with("Name:\tpdkv-ucx-limit\n"))
+        .map(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.unwrap().trim().parse::<u64>().unwrap()
+        });
+    switches.sum()
 }

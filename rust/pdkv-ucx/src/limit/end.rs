@@ -1,25 +1,27 @@
-//! One end of the loop in a thread of its own: it runs loops, and lets the other end's go on while it waits.
+//! One end of the loop in a thread of its own: it runs loops, and lets the other end's go on while it waits. An end
+//! that waits sleeps until somebody wants it, so that it takes nothing from whatever is measured beside the loop.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::{EventFd, HostRegion};
 
 use super::{Blocks, OPERATION, copy};
 use crate::{Context, Direction, Endpoint, ErrorMode, MemoryHandle, RemoteKey, Worker};
 
 /// How long it looks for work before it sleeps, as the other end's operations may need its help at once.
 const SPIN: Duration = Duration::from_millis(1);
-const NAP_MS: libc::c_int = 2;
 
 /// One end. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub struct LoopEnd {
     commands: Mutex<Option<Sender<Command>>>,
+    /// Rung after every command, and when there will be none any more.
+    bell: Arc<EventFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
     address: Vec<u8>,
     key: Vec<u8>,
@@ -70,14 +72,15 @@ impl LoopEnd {
         let key = memory.pack()?;
         let (ready, opened) = channel();
         let (commands, inbox) = channel();
-        let context = context.clone();
+        let bell = Arc::new(EventFd::new()?);
+        let (context, heard) = (context.clone(), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
             .name("pdkv-ucx-limit".to_owned())
             .spawn(
                 move || match Worker::create(&context).and_then(|worker| Ok((worker.address()?, worker))) {
                     Ok((address, worker)) => {
                         let _ = ready.send(Ok(address));
-                        serve(&worker, &memory, &inbox);
+                        serve(&worker, &memory, &inbox, &heard);
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));
@@ -88,6 +91,7 @@ impl LoopEnd {
         let address = opened.recv().map_err(|_| gone())??;
         Ok(Self {
             commands: Mutex::new(Some(commands)),
+            bell,
             thread: Mutex::new(Some(thread)),
             address,
             key,
@@ -129,12 +133,14 @@ impl LoopEnd {
         if !sent {
             return Err(gone());
         }
+        self.bell.notify();
         answered.recv().map_err(|_| gone())?
     }
 
     /// Ends the thread, and with it whatever is under way; idempotent.
     pub fn close(&self) {
         drop(self.commands.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.bell.notify();
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join();
         }
@@ -152,7 +158,7 @@ fn gone() -> Error {
 }
 
 /// Carries out commands, and progresses the worker in between: emulated lanes need both ends.
-fn serve(worker: &Worker, memory: &Arc<MemoryHandle>, commands: &Receiver<Command>) {
+fn serve(worker: &Worker, memory: &Arc<MemoryHandle>, commands: &Receiver<Command>, bell: &EventFd) {
     let mut other: Option<(Endpoint, RemoteKey)> = None;
     let mut idle_since = Instant::now();
     loop {
@@ -171,7 +177,7 @@ fn serve(worker: &Worker, memory: &Arc<MemoryHandle>, commands: &Receiver<Comman
                 if worker.progress() {
                     idle_since = Instant::now();
                 } else if idle_since.elapsed() > SPIN && worker.arm().unwrap_or(false) {
-                    nap(worker);
+                    sleep(worker, bell);
                 }
             }
         }
@@ -201,13 +207,14 @@ fn run(
     copy(worker, endpoint, job.direction, memory, remote, blocks, job.window)
 }
 
-/// Sleeps until UCX has something, or briefly: commands don't wake it.
-fn nap(worker: &Worker) {
-    let mut wait = libc::pollfd {
-        fd: worker.event_fd().as_raw_fd(),
+/// Sleeps until UCX has something or the bell rings.
+fn sleep(worker: &Worker, bell: &EventFd) {
+    let mut wait = [worker.event_fd(), bell.as_fd()].map(|event| libc::pollfd {
+        fd: event.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
-    };
-    // SAFETY: one descriptor, alive through the call; whatever comes back, the caller looks again.
-    unsafe { libc::poll(&raw mut wait, 1, NAP_MS) };
+    });
+    // SAFETY: two descriptors, alive through the call; whatever comes back, the caller looks again.
+    unsafe { libc::poll(wait.as_mut_ptr(), wait.len() as libc::nfds_t, -1) };
+    bell.drain();
 }
