@@ -48,7 +48,7 @@ TITLES = ["floor", "bound", "value", "", "note"]
 
 def steps() -> int:
     """Says how many times `tick` is called, for a progress bar."""
-    return sum(map(len, RATIOS.values())) + len(ucx_floors.SIZES) + 1
+    return sum(map(len, RATIOS.values())) + len(list(ucx_floors.cases(TOTAL, 1, 0)))
 
 
 def run(bench: Bench, seed: int, threads: int, label: Callable[[str], None]) -> tuple[list[Floor], list[Row]]:

@@ -126,10 +126,12 @@ def arguments(test: str, message_bytes: int, messages: int, window: int) -> list
 def settings(given: Mapping[str, str]) -> dict[str, str]:
     """Writes UCX's settings as the environment of a run.
 
-    Its buffers are made what a KV cache is: memory that UCX did not allocate. Left alone it takes shared memory
-    and measures the copy inside one process.
+    Its buffers are made what a KV cache is: memory of the process's own that somebody has written to. Left alone it
+    takes shared memory and measures the copy inside one process; and of private memory that nobody has written to,
+    all pages are the kernel's one page of zeros, which a get then reads again and again, faster than any memory.
+    The program fills no buffer by itself, but the C library fills what comes from its heap when asked to.
     """
-    ours = {"UCX_ALLOC_PRIO": "mmap", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    ours = {"UCX_ALLOC_PRIO": "heap", "MALLOC_PERTURB_": "1", "UCX_WARN_UNUSED_ENV_VARS": "n"}
     if "UCX_TLS" not in os.environ:
         ours["UCX_TLS"] = _DEFAULT_TLS
     return ours | {f"UCX_{key}": value for key, value in given.items()}

@@ -7,6 +7,7 @@ benchmark drives it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from pdkv.bench.presets import PRESETS
 from pdkv.bench.rows import Row
 from pdkv.bench.sizes import format_size
 from pdkv.bench.ucx import Ucx
+from pdkv.bench.ucx_loop import loop_name
 from pdkv.errors import CapacityError, UnsupportedError
 
 SIZES = (64 << 10, 256 << 10, 1 << 20)
@@ -27,9 +29,9 @@ _USE = Ucx(tls="posix,cma", one_sided="any")
 
 
 def cases(total: int, threads: int, seed: int) -> Iterator[Case]:
-    """Makes the cases: plain blocks of each size, then a whole paged cache of `llama-3.1-8b`."""
-    for size in SIZES:
-        yield replace(block_case("write", "ucx", total // size, threads, seed, size), ucx=_USE)
+    """Makes the cases: plain blocks of each size both ways, then a whole paged cache of `llama-3.1-8b`."""
+    for op, size in itertools.product(("write", "read"), SIZES):
+        yield replace(block_case(op, "ucx", total // size, threads, seed, size), ucx=_USE)
     yield replace(
         block_case("push", "ucx", _CACHE_BLOCKS, threads, seed),
         geometry=PRESETS["llama-3.1-8b"],
@@ -46,7 +48,7 @@ def judge(bench: Bench, case: Case) -> tuple[list[Floor], list[Row]]:
         PdkvError: A transfer failed.
     """
     name = f"ucx {case.op} {format_size(case.page_bytes)} x {case.pages:,}"
-    bound = f">= {LEAST} of the ucp_put_nbx loop"
+    bound = f">= {LEAST} of the {loop_name(case.active)}"
     try:
         rows = bench.run(case)
     except (CapacityError, UnsupportedError) as error:
