@@ -28,7 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 FAST = ("shm", "cma", "tcp", "unix", "ucx", "ucx-put")
 # Where puts and gets are emulated, which only `one_sided="any"` allows, UCX itself can end the owner's process: a
 # distribution's copy by its assertions, newer ones when an answer can't be sent any more, because the writer or reader
-# was stopped or closed in the middle. The guide says so; tests that end nobody still run.
+# was stopped or closed in the middle, or when there is no descriptor left. The guide says so; tests that end nobody
+# still run.
 FRAGILE = ("ucx-system-put", "ucx-tcp-put")
 
 

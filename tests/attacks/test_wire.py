@@ -159,15 +159,6 @@ def test_idle_connections_do_not_keep_others_out(start, transport):
 
 @pytest.mark.parametrize("side", ["consumer", "producer"])
 def test_no_descriptor_left(start, transport, side):
-    run_out_of_descriptors(start, transport, side)
-
-
-@pytest.mark.slow
-def test_no_descriptor_left_for_the_end_of_an_emulated_lane(start):
-    run_out_of_descriptors(start, "ucx-tcp-put", "consumer")
-
-
-def run_out_of_descriptors(start, transport, side):
     producer, consumer, reference = pair(start, transport)
     poor = {"consumer": consumer, "producer": producer}[side]
     for spare in range(6):

@@ -68,5 +68,5 @@ def test_other_errors_are_the_same_without_adopting():
 
 
 def test_setting_is_a_switch():
-    with pytest.raises(ConfigError, match="`adopt` is `yes`"):
+    with pytest.raises(ConfigError, match="`adopt` is the text `yes`"):
         Settings.of({"adopt": "yes"})
