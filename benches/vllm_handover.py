@@ -35,7 +35,7 @@ _FIRST_TOKEN = "first-token"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[_FIRST_TOKEN, _STEPS], help="one of the two measurements")
-    parser.add_argument("--setups", default="pdkv,nixl,nixl-0", help=f"for the first token, of {', '.join(SETUPS)}")
+    parser.add_argument("--setups", default="pdkv,nixl", help=f"for the first token, of {', '.join(SETUPS)}")
     parser.add_argument("--model", default="deep", choices=[made.__name__ for made in models.ALL])
     parser.add_argument("--requests", type=int, default=50, help="prompts of each set-up")
     parser.add_argument("--tokens", type=int, default=2049, help="of a prompt; one more than a multiple of 32")
