@@ -6,20 +6,8 @@ import json
 
 import pytest
 
-from connectors.sides import BLOCKS, consuming, producing, pull, until
+from connectors.sides import BLOCKS, producing, pull, until
 from pdkv.connectors.core.work import Decline, ExportOrder, Results, Work
-
-
-@pytest.fixture
-def producer():
-    with producing() as side:
-        yield side
-
-
-@pytest.fixture
-def consumer():
-    with consuming() as side:
-        yield side
 
 
 def load(consumer, producer, request_id, references, *into):

@@ -21,18 +21,6 @@ LEASE_S = 5.0
 
 
 @pytest.fixture
-def producer():
-    with producing() as side:
-        yield side
-
-
-@pytest.fixture
-def consumer():
-    with consuming() as side:
-        yield side
-
-
-@pytest.fixture
 def renewed(consumer, monkeypatch):
     """How often each watched request's leases were renewed."""
     leases, counts = consumer.worker._leases, Counter()

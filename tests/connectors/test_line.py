@@ -25,18 +25,6 @@ from pdkv.errors import (
 )
 
 
-@pytest.fixture
-def producer():
-    with producing() as side:
-        yield side
-
-
-@pytest.fixture
-def consumer():
-    with consuming() as side:
-        yield side
-
-
 def line_to(address, consumer, *, allowed=None, timeout_s=30.0, **place):
     worker = consumer.worker
     kit = worker._kit

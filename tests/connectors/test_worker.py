@@ -28,18 +28,6 @@ from pdkv.connectors.core.worker import WorkerSide
 from pdkv.errors import ConfigError
 
 
-@pytest.fixture
-def producer():
-    with producing() as side:
-        yield side
-
-
-@pytest.fixture
-def consumer():
-    with consuming() as side:
-        yield side
-
-
 def load(consumer, producer, request_id, references, *into, **how):
     consumer.worker.carry(Work(pulls=(pull(producer.address, request_id, references, *into, **how),)))
 

@@ -145,7 +145,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             self._carry(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begins what this step brings, in releases that do not call `handle_preemptions` at each step."""
+        """Begins what this step brings where `handle_preemptions` was not called for it, as at steps without tokens."""
         del forward_context, kwargs
         self._carry(self._get_connector_metadata())
 

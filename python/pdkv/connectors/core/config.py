@@ -97,16 +97,14 @@ class Settings:
         Raises:
             ConfigError: A value can't be; names the key, the value and what is accepted.
         """
-        given = {field.name: extra_config[field.name] for field in fields(cls) if field.name in extra_config}
-        given = {**defaults, **given}
+        known = {field.name for field in fields(cls)}
+        given = {**defaults, **{name: value for name, value in extra_config.items() if name in known}}
         for name in ("allowed_hosts", "transports"):
             if given.get(name) is not None:
                 given[name] = _texts(name, given[name])
         settings = cls(**given)
         settings._check()
-        _warn_of_others(
-            set(extra_config) - {field.name for field in fields(cls)}, {field.name for field in fields(cls)}
-        )
+        _warn_of_others(set(extra_config) - known, known)
         return settings
 
     @property
