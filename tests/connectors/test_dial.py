@@ -246,6 +246,43 @@ def test_what_nobody_uses_is_let_go(monkeypatch):
     world.dialler.close(30)
 
 
+@pytest.fixture
+def resting(monkeypatch):
+    """A dialler with a producer and two threads, of which the test is one; the other counts, and does nothing."""
+    monkeypatch.setattr(dial, "_LINGER_S", 0.05)
+    world = World()
+    producer = world.submit("good")
+    until(lambda: world.ran and not world.dialler._queues[producer].busy)
+    with world.dialler._changed:
+        world.dialler._threads |= {threading.Thread(), threading.current_thread()}
+    yield world, world.dialler._queues[producer]
+    world.dialler._threads &= set(world.threads())
+    world.dialler.close(30)
+
+
+def test_a_thread_that_goes_is_not_counted_on_by_the_next(resting):
+    world, _ = resting
+    assert world.dialler._next() is None
+    assert threading.current_thread() not in world.dialler._threads
+
+
+def test_a_call_that_a_resting_thread_missed_is_not_lost(resting):
+    """The wait of a condition may end by its time in the moment in which it is notified."""
+    world, queue = resting
+    until(lambda: len(world.threads()) == 0)
+    job = Job("life", time.monotonic() + 60, lambda peer: None, lambda error: None)
+
+    def come():
+        with world.dialler._changed:
+            queue.soon.append(job)
+            world.dialler._unproven.append(queue)
+
+    timer = threading.Timer(0.02, come)
+    timer.start()
+    assert world.dialler._next() == (queue, job)
+    timer.join()
+
+
 def test_what_somebody_uses_stays(monkeypatch):
     monkeypatch.setattr(dial, "_LINGER_S", 0.02)
     world = World(idle_s=30.0)

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -177,6 +178,16 @@ def refused(consumer, blocks=(1, 2), **counts):
     assert consumer.failed_blocks == set(blocks)
     assert consumer.counts() == {"num_failed_transfers": 1, "num_recomputed_requests": 1, **counts}
     assert not any(tensor.any() for tensors in consumer.pages for tensor in tensors.values())
+
+
+def test_a_host_that_the_settings_do_not_allow_is_not_dialled(producer, consumer, caplog):
+    """By default none but this one: whoever names a producer could name one of his own."""
+    references, _ = producer.export("p-1", (1, 2))
+    elsewhere = replace(producer.address, host="192.0.2.1")
+    consumer.worker.carry(Work(pulls=(pull(elsewhere, "d-1", references, (1, 2)),)))
+    refused(consumer)
+    assert "peer_unreachable" in caplog.text
+    assert "`192.0.2.1` is not among `allowed_hosts`" in caplog.text
 
 
 def test_another_prompt_is_refused(producer, consumer, caplog):

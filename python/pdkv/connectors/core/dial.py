@@ -220,8 +220,13 @@ class Dialler:
                 self._resting += 1
                 woken = self._changed.wait(min(_LINGER_S, self._idle_s))
                 self._resting -= 1
-                # The last thread stays for as long as there is something to sweep up.
-                if not woken and not self._ready and (len(self._threads) > 1 or not self._queues):
+                # One that waited too long may have been woken all the same, and been told that it was not.
+                if woken or self._ready or self._unproven:
+                    continue
+                # The last thread stays for as long as there is something to sweep up. Who goes is taken off the list
+                # here, or two that rest would each count on the other.
+                if len(self._threads) > 1 or not self._queues:
+                    self._threads.discard(threading.current_thread())
                     return None
 
     def _sweep(self) -> None:
