@@ -117,7 +117,8 @@ impl Peer {
     }
 
     /// Reads the peer's spans into local ones, pairwise. Small reads over a one-sided transport are
-    /// done when this returns.
+    /// done when this returns. A region that the peer registered this moment is waited for, for up to
+    /// ten seconds.
     ///
     /// # Errors
     /// `Region`, `Layout` (lengths that disagree), `Unsupported`, `PeerLost`, `Closed`.
@@ -205,7 +206,7 @@ impl Peer {
     }
 
     fn remote_region(&self, id: RegionId) -> Result<Arc<RemoteRegion>> {
-        let region = self.link.remote.region(id).ok_or_else(|| {
+        let region = self.link.remote.region_patiently(id).ok_or_else(|| {
             Error::new(
                 ErrorKind::Region,
                 "raw transfer",

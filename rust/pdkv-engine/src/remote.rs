@@ -162,6 +162,10 @@ pub(crate) struct Remote {
 /// The unit tests of waiting must not hang on a loaded machine's timing, so theirs is.
 const ADVERT_WAIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 100 });
 
+/// The same for a caller who was handed the descriptor by the peer's application and waits for nothing
+/// else: on a loaded machine the thread that reads adverts may not run for a good while.
+const PATIENT_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 10 });
+
 #[derive(Default)]
 struct Book {
     regions: BTreeMap<RegionId, Arc<RemoteRegion>>,
@@ -211,9 +215,9 @@ impl Remote {
     }
 
     /// Looks an id up; waits for its advert as long as that can still be on its way.
-    fn find<T>(&self, id: u64, look: impl Fn(&Book) -> Option<Arc<T>>) -> Option<Arc<T>> {
+    fn find<T>(&self, id: u64, wait: Duration, look: impl Fn(&Book) -> Option<Arc<T>>) -> Option<Arc<T>> {
         let on_its_way = |book: &mut Book| book.newest < id && !book.gone;
-        let waited = self.news.wait_timeout_while(self.book(), ADVERT_WAIT, on_its_way);
+        let waited = self.news.wait_timeout_while(self.book(), wait, on_its_way);
         look(&waited.expect("no holder panics").0)
     }
 
@@ -244,7 +248,12 @@ impl Remote {
 
     /// A region; waits for its advert if that can still be on its way.
     pub(crate) fn region(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
-        self.find(id.0, |book| book.regions.get(&id).cloned())
+        self.find(id.0, ADVERT_WAIT, |book| book.regions.get(&id).cloned())
+    }
+
+    /// As [`region`](Self::region), for a caller who can wait out a machine that is busy.
+    pub(crate) fn region_patiently(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
+        self.find(id.0, PATIENT_WAIT, |book| book.regions.get(&id).cloned())
     }
 
     /// Whether the advert of a region can still be on its way.
@@ -255,7 +264,7 @@ impl Remote {
 
     /// A cache, as [`region`](Self::region).
     pub(crate) fn cache(&self, id: CacheId) -> Option<Arc<RemoteCache>> {
-        self.find(id.0, |book| book.caches.get(&id).cloned())
+        self.find(id.0, ADVERT_WAIT, |book| book.caches.get(&id).cloned())
     }
 
     /// The regions of a cache, in the order its layout numbers them.
