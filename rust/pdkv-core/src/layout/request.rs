@@ -123,6 +123,15 @@ impl LayoutRequest {
     /// has a negative or overlapping stride or a content that is not contiguous, or shares bytes
     /// with another one.
     pub fn resolve(&self, tensors: &[LayerTensors]) -> Result<Resolved> {
+        self.resolve_apart(tensors, &[])
+    }
+
+    /// The same for memory that comes in pieces: no region begins on one side of a border and ends on the other, unless
+    /// a tensor does. Borders are addresses, ascending: allocations of a GPU often touch, and are shared one by one.
+    ///
+    /// # Errors
+    /// As [`LayoutRequest::resolve`].
+    pub fn resolve_apart(&self, tensors: &[LayerTensors], borders: &[u64]) -> Result<Resolved> {
         let mut layers = Vec::with_capacity(tensors.len());
         for layer in tensors {
             layers.push(self.read_layer(layer)?);
@@ -134,7 +143,7 @@ impl LayoutRequest {
         for (layer, tensors) in layers.iter().zip(tensors) {
             first.expect_like(layer, tensors.name(), first_name)?;
         }
-        let regions = merge_extents(&layers);
+        let regions = merge_extents(&layers, borders);
         let place = |address: u64| {
             let region = regions.partition_point(|&(start, _)| start <= address) - 1;
             Plane {
@@ -310,8 +319,8 @@ fn narrow(count: u64, what: &str) -> Result<u32> {
     u32::try_from(count).map_err(|_| refuse(format!("`{count}` {what} are more than 32 bits can count")))
 }
 
-/// The union of all planes' extents, ascending, as (address, length).
-fn merge_extents(layers: &[Reading]) -> Vec<(u64, u64)> {
+/// The union of all planes' extents, ascending, as (address, length). Extents that only touch are not joined at a border.
+fn merge_extents(layers: &[Reading], borders: &[u64]) -> Vec<(u64, u64)> {
     let mut extents: Vec<(u64, u64)> = layers
         .iter()
         .flat_map(|layer| layer.planes.iter().map(|&address| (address, layer.extent)))
@@ -320,7 +329,12 @@ fn merge_extents(layers: &[Reading]) -> Vec<(u64, u64)> {
     let mut regions: Vec<(u64, u64)> = Vec::new();
     for (address, len) in extents {
         match regions.last_mut() {
-            Some((start, bytes)) if address <= *start + *bytes => *bytes = (*bytes).max(address + len - *start),
+            Some((start, bytes))
+                if address < *start + *bytes
+                    || (address == *start + *bytes && borders.binary_search(&address).is_err()) =>
+            {
+                *bytes = (*bytes).max(address + len - *start);
+            }
             _ => regions.push((address, len)),
         }
     }

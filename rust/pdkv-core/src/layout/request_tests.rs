@@ -76,6 +76,31 @@ fn separate_tensors_are_separate_regions_by_address() {
 }
 
 #[test]
+fn tensors_that_touch_are_one_region_but_for_a_border() {
+    // Three layers one after another, the second and third in allocations of their own.
+    let layers: Vec<_> = (0..3)
+        .map(|layer| joined(4096 + layer * 160, &[10, 8], &[8, 1]))
+        .collect();
+    let request = LayoutRequest::parse("BC", 16).unwrap();
+    assert_eq!(request.resolve(&layers).unwrap().regions, [(4096, 480)]);
+    let apart = request.resolve_apart(&layers, &[4096, 4416]).unwrap();
+    assert_eq!(apart.regions, [(4096, 320), (4416, 160)]);
+    let places: Vec<_> = apart.layout.layers().iter().map(|layer| layer.planes[0]).collect();
+    assert_eq!(
+        places,
+        [(0, 0), (0, 160), (1, 0)].map(|(region, offset)| Plane { region, offset })
+    );
+    // What overlaps lies in one allocation, whatever the borders say.
+    let woven: Vec<_> = (0..2)
+        .map(|layer| joined(4096 + layer * 16, &[10, 8], &[16, 1]))
+        .collect();
+    assert_eq!(
+        request.resolve_apart(&woven, &[4096, 4112]).unwrap().regions,
+        [(4096, 320)]
+    );
+}
+
+#[test]
 fn split_tensors_and_mla() {
     let split = LayerTensors::Split {
         k: tensor("layers.0.k", 4096, &[10, 2, 4, 8], &[64, 32, 8, 1]),
