@@ -44,6 +44,8 @@ Times = dict[str, float]
 
 # Tokens of an answer; all are compared with those of the server without a connector.
 _ANSWER_TOKENS = 4
+# A pair that was stopped may fail to find each other again at once: NIXL's handshake waits for five seconds.
+_WARM_UPS = 5
 _ALONE = "alone"
 
 
@@ -51,6 +53,10 @@ def prompts(number: int, tokens: int, seed: int) -> list[list[int]]:
     """So many prompts that share nothing, of token ids that every model of `with_vllm.models` has."""
     dice = random.Random(seed)
     return [dice.choices(range(2, 400), k=tokens) for _ in range(number)]
+
+
+class AnswerFailed(RuntimeError):
+    """A server answered with an error."""
 
 
 class Fleet:
@@ -124,7 +130,7 @@ class Asker:
                     continue
                 event = json.loads(data)
                 if "error" in event:
-                    raise RuntimeError(f"the server answered `{event['error']}`")
+                    raise AnswerFailed(f"the server answered `{event['error']}`")
                 for choice in event["choices"]:
                     if choice.get("token_ids"):
                         took = took or time.perf_counter() - begun
@@ -132,7 +138,7 @@ class Asker:
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
                     finish = choice["finish_reason"] or finish
         if took is None:
-            raise RuntimeError("the server answered without a token")
+            raise AnswerFailed("the server answered without a token")
         return took, Answer([Choice(tokens, logprobs, finish)])
 
     def whole(self, prompt: Sequence[int], params: dict[str, Any] | None = None) -> tuple[float, dict[str, Any] | None]:
@@ -152,7 +158,7 @@ class Asker:
             connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
-                raise RuntimeError(f"the server answered {response.status}: {response.read()[:500]!r}")
+                raise AnswerFailed(f"the server answered {response.status}: {response.read()[:500]!r}")
             yield begun, response
         finally:
             connection.close()
@@ -187,17 +193,18 @@ def measure(
 
     Returns:
         `alone`: seconds to the first token without a connector, by prompt; `setups`: for each set-up, `times` by
-        prompt, how many answers were `wrong`, and what `moved`, as the consumer's metrics say.
+        prompt, how many answers were `wrong`, how many prompts `failed` (those have no times, and the ones to warm up
+        count too), and what `moved`, as the consumer's metrics say.
     """
     block = 2 * tokens + 4096
     arguments = ["--max-model-len", str(tokens + 64), "--max-num-batched-tokens", str(tokens + 64)]
     arguments += ["--kv-cache-memory-bytes", str(_cache_bytes(model, block))]
     asked = prompts(requests, tokens, seed)
-    warm = prompts(rounds * (len(setups) + 1), tokens, seed + 1)
+    warm = prompts(rounds * (len(setups) * _WARM_UPS + 1), tokens, seed + 1)
     alone: list[float] = []
     expected: list[Answer] = []
     times: dict[str, list[Times]] = {setup.name: [] for setup in setups}
-    wrong = dict.fromkeys(times, 0)
+    wrong, failed = dict.fromkeys(times, 0), dict.fromkeys(times, 0)
     moved: dict[str, dict[str, float]] = {}
     fleet = Fleet(folder, model, setups, arguments)
     try:
@@ -214,9 +221,14 @@ def measure(
             for setup in setups if turn % 2 else list(reversed(setups)):
                 with fleet.only(setup.name) as servers:
                     producer, consumer = Asker(servers["producer"]), Asker(servers["consumer"])
-                    hand_over(producer, consumer, warm.pop(), swapped=False)
+                    failed[setup.name] += _warm_up(producer, consumer, warm)
                     for index in part:
-                        found, answer = hand_over(producer, consumer, asked[index], swapped=bool(index % 2))
+                        try:
+                            found, answer = hand_over(producer, consumer, asked[index], swapped=bool(index % 2))
+                        except AnswerFailed as error:
+                            failed[setup.name] += 1
+                            print(f"`{setup.name}` failed: {error}", file=sys.stderr, flush=True)
+                            continue
                         times[setup.name].append(found)
                         wrong[setup.name] += not same(answer, expected[index])
                     moved[setup.name] = _moved(setup, servers["consumer"])
@@ -225,8 +237,23 @@ def measure(
         fleet.close()
     return {
         "alone": alone,
-        "setups": {name: {"times": times[name], "wrong": wrong[name], "moved": moved[name]} for name in times},
+        "setups": {
+            name: {"times": times[name], "wrong": wrong[name], "failed": failed[name], "moved": moved[name]}
+            for name in times
+        },
     }
+
+
+def _warm_up(producer: Asker, consumer: Asker, warm: list[list[int]]) -> int:
+    """Lets a pair find each other again. Returns how often it failed to."""
+    for tried in range(_WARM_UPS):
+        try:
+            hand_over(producer, consumer, warm.pop(), swapped=False)
+        except AnswerFailed as error:
+            print(f"not warm yet: {error}", file=sys.stderr, flush=True)
+        else:
+            return tried
+    raise RuntimeError(f"none of `{_WARM_UPS}` prompts to warm up came through")
 
 
 def _moved(setup: Setup, consumer: Server) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 Two measurements: the time that a hand-over adds to the first token (`vllm_first_token.py`), and what the connector's
 hooks cost at each step of an engine with many requests in flight (`vllm_steps.py`). Every answer is compared with that
-of a server without a connector; a set-up with a wrong one makes the program fail. Needs the environment of `make vllm`.
+of a server without a connector; a set-up with a wrong one makes the program fail, and so does ours with a failed one. Needs the environment of `make vllm`.
 """
 
 from __future__ import annotations
@@ -115,16 +115,19 @@ def main() -> None:
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(results, indent=1))
-    wrong = 0
+    wrong = failed = 0
     if found := results.get("first_token"):
         print(vllm_report.first_token(found))
         wrong += sum(setup["wrong"] for setup in found["setups"].values())
+        failed = found["setups"].get("pdkv", {}).get("failed", 0)
     if found := results.get("steps"):
         print(vllm_report.steps(found))
         wrong += sum(setup["wrong"] for setup in found.values())
     print(f"load {results['load_before']:.1f} before and {os.getloadavg()[0]:.1f} after, {results['host']['cpu']}")
     if wrong:
         sys.exit(f"{wrong} answers were wrong")
+    if failed:
+        sys.exit(f"{failed} answers by way of pdkv failed")
 
 
 if __name__ == "__main__":

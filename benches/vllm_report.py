@@ -44,6 +44,7 @@ def first_token(measured: Row) -> str:
         "consumer's part",
         "first token",
         "wrong",
+        "failed",
         "moved a prompt",
         "path",
     )
@@ -62,11 +63,12 @@ def first_token(measured: Row) -> str:
                 of(consumer_ms),
                 f"{statistics.median(each['prefill'] + each['load'] for each in times):.3f} s",
                 str(found["wrong"]),
+                str(found["failed"]),
                 f"{2 * found['moved']['bytes'] / (found['moved']['transfers'] or 1) / 2**20:.1f} MiB",
                 ", ".join(f"`{path}`" for path in found["moved"]["paths"]) or "UCX's choice",
             ]
         )
-    return text + line(["none", "", "", "", "", f"{statistics.median(alone):.3f} s", "0", "", ""])
+    return text + line(["none", "", "", "", "", f"{statistics.median(alone):.3f} s", "0", "0", "", ""])
 
 
 def steps(measured: Row) -> str:
