@@ -55,7 +55,7 @@ def prompts(number: int, tokens: int, seed: int) -> list[list[int]]:
     return [dice.choices(range(2, 400), k=tokens) for _ in range(number)]
 
 
-class AnswerFailed(RuntimeError):
+class AnswerError(RuntimeError):
     """A server answered with an error."""
 
 
@@ -130,7 +130,7 @@ class Asker:
                     continue
                 event = json.loads(data)
                 if "error" in event:
-                    raise AnswerFailed(f"the server answered `{event['error']}`")
+                    raise AnswerError(f"the server answered `{event['error']}`")
                 for choice in event["choices"]:
                     if choice.get("token_ids"):
                         took = took or time.perf_counter() - begun
@@ -138,7 +138,7 @@ class Asker:
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
                     finish = choice["finish_reason"] or finish
         if took is None:
-            raise AnswerFailed("the server answered without a token")
+            raise AnswerError("the server answered without a token")
         return took, Answer([Choice(tokens, logprobs, finish)])
 
     def whole(self, prompt: Sequence[int], params: dict[str, Any] | None = None) -> tuple[float, dict[str, Any] | None]:
@@ -158,7 +158,7 @@ class Asker:
             connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
-                raise AnswerFailed(f"the server answered {response.status}: {response.read()[:500]!r}")
+                raise AnswerError(f"the server answered {response.status}: {response.read()[:500]!r}")
             yield begun, response
         finally:
             connection.close()
@@ -225,7 +225,7 @@ def measure(
                     for index in part:
                         try:
                             found, answer = hand_over(producer, consumer, asked[index], swapped=bool(index % 2))
-                        except AnswerFailed as error:
+                        except AnswerError as error:
                             failed[setup.name] += 1
                             print(f"`{setup.name}` failed: {error}", file=sys.stderr, flush=True)
                             continue
@@ -249,7 +249,7 @@ def _warm_up(producer: Asker, consumer: Asker, warm: list[list[int]]) -> int:
     for tried in range(_WARM_UPS):
         try:
             hand_over(producer, consumer, warm.pop(), swapped=False)
-        except AnswerFailed as error:
+        except AnswerError as error:
             print(f"not warm yet: {error}", file=sys.stderr, flush=True)
         else:
             return tried

@@ -3,8 +3,9 @@
     make bench-vllm BENCH_ARGS="--requests 50 --output bench-results/vllm.json"
 
 Two measurements: the time that a hand-over adds to the first token (`vllm_first_token.py`), and what the connector's
-hooks cost at each step of an engine with many requests in flight (`vllm_steps.py`). Every answer is compared with that
-of a server without a connector; a set-up with a wrong one makes the program fail, and so does ours with a failed one. Needs the environment of `make vllm`.
+hooks cost at each step of an engine with many requests in flight (`vllm_steps.py`). Every answer is compared with
+that of a server without a connector; a set-up with a wrong one makes the program fail, and so does ours with a failed
+one. Needs the environment of `make vllm`.
 """
 
 from __future__ import annotations
