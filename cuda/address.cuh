@@ -7,7 +7,7 @@ struct Tile {
     u64 src;      // address
     u64 dst;      // address
     u64 logical;  // logical offset in the page
-    u32 bytes;    // 1 to tile_bytes
+    u32 bytes;    // up to tile_bytes; 0 past the end of a piece that is shorter than others
     u32 page;     // position in the tables
 };
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ Tile tile_of(const View &view, u32 item) {
     const u32 number = divide(page, view.pages);
     const Lane lane = view.lanes[number];
     const u64 start = static_cast<u64>(tile) * view.tile_bytes;
-    const u64 rest = view.chunk_bytes - start;
+    const u64 rest = start < lane.bytes ? lane.bytes - start : 0;
     Tile found;
     found.page = view.first_page + page;
     found.bytes = rest < view.tile_bytes ? static_cast<u32>(rest) : view.tile_bytes;

@@ -54,17 +54,20 @@ __device__ __forceinline__ void copy_vectors(const View &view) {
 #pragma unroll
         for (int step = 0; step < UNROLL; ++step) {
             const u64 item = base + step * blockDim.x;
+            dst[step] = 0;
             if (item < view.num_items) {
                 const Tile tile = tile_of(view, static_cast<u32>(item));
-                load(held[step], tile.src);
-                dst[step] = tile.dst;
-                logical[step] = tile.logical;
-                page[step] = tile.page;
+                if (tile.bytes > 0) {
+                    load(held[step], tile.src);
+                    dst[step] = tile.dst;
+                    logical[step] = tile.logical;
+                    page[step] = tile.page;
+                }
             }
         }
 #pragma unroll
         for (int step = 0; step < UNROLL; ++step) {
-            const bool mine = base + step * blockDim.x < view.num_items;
+            const bool mine = dst[step] != 0;
             if (mine) {
                 store(dst[step], held[step]);
             }

@@ -86,7 +86,8 @@ __device__ __forceinline__ u32 shared_address(const void *pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// A bulk load says on its barrier how many bytes have come; bulk stores are waited for by groups.
+// A bulk load says on its barrier how many bytes have come; bulk stores are waited for by groups. A tile may be empty: then the
+// barrier is passed at once and the group is an empty one, so that counting goes on, but the engine must not be asked for 0 bytes.
 __device__ __forceinline__ void barrier_make(u64 *barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(barrier)) : "memory");
 }
@@ -98,10 +99,12 @@ __device__ __forceinline__ void bulk_load(void *to, u64 from, u32 bytes, u64 *ba
                  :
                  : "r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :
-                 : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+    if (bytes > 0) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :
+                     : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
+    }
 }
 __device__ __forceinline__ void bulk_loaded(u64 *barrier, u32 parity) {
     asm volatile(
@@ -116,10 +119,12 @@ __device__ __forceinline__ void bulk_loaded(u64 *barrier, u32 parity) {
         : "memory");
 }
 __device__ __forceinline__ void bulk_store(u64 to, const void *from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 :
-                 : "l"(to), "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
+    if (bytes > 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                     :
+                     : "l"(to), "r"(shared_address(from)), "r"(bytes)
+                     : "memory");
+    }
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 // All stores but the latest one have read their tile.

@@ -16,28 +16,29 @@
 #include "bulk.cuh"
 
 // NAME, and NAME_sums, which also adds up the checksums of the pages. THREADS a block, BLOCKS of them on a multiprocessor.
-#define PDKV_KERNEL(NAME, THREADS, BLOCKS, BODY)                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ pdkv::View view) { \
-        constexpr bool SUMS = false;                                                                        \
-        BODY;                                                                                               \
-    }                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                           \
-        NAME##_sums(const __grid_constant__ pdkv::View view) {                                              \
-        constexpr bool SUMS = true;                                                                         \
-        BODY;                                                                                               \
+#define PDKV_KERNEL(NAME, THREADS, BLOCKS, BODY)                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                 \
+        PDKV_NAMED(NAME)(const __grid_constant__ pdkv::View view) {                               \
+        constexpr bool SUMS = false;                                                              \
+        BODY;                                                                                     \
+    }                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                 \
+        PDKV_NAMED(NAME##_sums)(const __grid_constant__ pdkv::View view) {                        \
+        constexpr bool SUMS = true;                                                               \
+        BODY;                                                                                     \
     }
 
-PDKV_KERNEL(pdkv_copy_tiles_1, 256, 6, (pdkv::copy_tiles<1, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_tiles_2, 256, 6, (pdkv::copy_tiles<2, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_tiles_4, 256, 4, (pdkv::copy_tiles<4, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_tiles_8, 256, 3, (pdkv::copy_tiles<8, SUMS>(view)))
+PDKV_KERNEL(copy_tiles_1, 256, 6, (pdkv::copy_tiles<1, SUMS>(view)))
+PDKV_KERNEL(copy_tiles_2, 256, 6, (pdkv::copy_tiles<2, SUMS>(view)))
+PDKV_KERNEL(copy_tiles_4, 256, 4, (pdkv::copy_tiles<4, SUMS>(view)))
+PDKV_KERNEL(copy_tiles_8, 256, 3, (pdkv::copy_tiles<8, SUMS>(view)))
 
-PDKV_KERNEL(pdkv_copy_vectors_1, 256, 3, (pdkv::copy_vectors<unsigned char, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_vectors_2, 256, 3, (pdkv::copy_vectors<unsigned short, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_vectors_4, 256, 3, (pdkv::copy_vectors<pdkv::u32, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_vectors_8, 256, 3, (pdkv::copy_vectors<pdkv::Bytes8, SUMS>(view)))
-PDKV_KERNEL(pdkv_copy_vectors_16, 256, 3, (pdkv::copy_vectors<pdkv::Bytes16, SUMS>(view)))
+PDKV_KERNEL(copy_vectors_1, 256, 3, (pdkv::copy_vectors<unsigned char, SUMS>(view)))
+PDKV_KERNEL(copy_vectors_2, 256, 3, (pdkv::copy_vectors<unsigned short, SUMS>(view)))
+PDKV_KERNEL(copy_vectors_4, 256, 3, (pdkv::copy_vectors<pdkv::u32, SUMS>(view)))
+PDKV_KERNEL(copy_vectors_8, 256, 3, (pdkv::copy_vectors<pdkv::Bytes8, SUMS>(view)))
+PDKV_KERNEL(copy_vectors_16, 256, 3, (pdkv::copy_vectors<pdkv::Bytes16, SUMS>(view)))
 
 #ifdef PDKV_BULK
-PDKV_KERNEL(pdkv_copy_bulk, 32, 4, (pdkv::copy_bulk<SUMS>(view)))
+PDKV_KERNEL(copy_bulk, 32, 4, (pdkv::copy_bulk<SUMS>(view)))
 #endif

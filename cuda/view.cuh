@@ -5,6 +5,10 @@
 // one table to entry `p` of the other. What a page means is not known here.
 #pragma once
 
+// The name of a kernel. Its number moves with the structs below, so that an image of another release is refused for want of
+// a kernel instead of being run with a view that it does not know.
+#define PDKV_NAMED(NAME) pdkv2_##NAME
+
 namespace pdkv {
 
 typedef unsigned int u32;
@@ -17,11 +21,12 @@ struct FastDiv {
     u32 unused;
 };
 
-// One plane at the source and the one that it fills.
-struct Lane {
+// One plane at the source and the one that it fills; or, with a single page, one span.
+struct alignas(16) Lane {
     u64 src;      // address of page 0
     u64 dst;      // address of page 0
     u64 logical;  // logical offset of this lane in a page, for checksums
+    u64 bytes;    // of each of its pieces, contiguous on both sides; at most tiles * tile_bytes
 };
 
 // One launch. Work is numbered lane by lane, in a lane page by page, in a page piece by piece (outer, then inner), in a
@@ -34,7 +39,6 @@ struct View {
     u64 *flag;             // [1], becomes flag_value when all bytes are placed; null: nobody is told
     u32 *arrived;          // [1], zero before and after; needed where there is a flag
     u64 flag_value;
-    u64 chunk_bytes;       // bytes of a piece, contiguous on both sides
     u64 src_page_stride;   // from entry to entry
     u64 dst_page_stride;
     u64 src_part_stride;   // from part to part of an entry that holds several pages
@@ -45,7 +49,7 @@ struct View {
     u64 inner_src_stride;
     u64 inner_dst_stride;
     u64 inner_logical_stride;
-    FastDiv tiles;         // tiles of a piece; the last one may be short
+    FastDiv tiles;         // tiles of the longest piece; the last ones may be short or empty
     FastDiv inner;         // pieces along the inner axis
     FastDiv outer;         // pieces along the outer axis
     FastDiv pages;         // pages of this launch

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pdkv_core::ErrorKind;
-use pdkv_device::kernels::{Entry, HEADERS, SOURCE, UNIT};
-use pdkv_device::nvrtc::{Cache, Figures, Nvrtc, OPTIONS, Target, Unit, compile_cached, figures};
+use pdkv_device::kernels::{EMBEDDED, Entry, HEADERS, SOURCE, UNIT};
+use pdkv_device::nvrtc::{Figures, Nvrtc, OPTIONS, Target, Unit, figures};
 
 const ARCHS: [u32; 3] = [80, 90, 100];
 /// Registers of a multiprocessor, on all of them.
@@ -159,6 +159,21 @@ fn columns(page: &str) -> Vec<String> {
 }
 
 #[test]
+fn images_made_ahead_are_there_where_the_build_was_asked_for_them() {
+    let asked = option_env!("PDKV_CUDA_AOT") == Some("1");
+    let archs: Vec<_> = EMBEDDED.iter().map(|(arch, _)| *arch).collect();
+    assert_eq!(archs, if asked { ARCHS.to_vec() } else { Vec::new() });
+    for (arch, image) in EMBEDDED {
+        assert!(image.starts_with(b"\x7fELF"));
+        for entry in Entry::all(arch / 10) {
+            let name = entry.name();
+            let found = image.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+            assert!(found, "the image for sm_{arch} lacks `{name}`");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_compile_says_why() {
     for nvrtc in copies() {
         let broken = Unit {
@@ -172,31 +187,6 @@ fn what_does_not_compile_says_why() {
         let ptx = nvrtc.compile(&small(), Target::Ptx(80), &[]).unwrap();
         assert!(String::from_utf8_lossy(&ptx.image).contains(".target sm_80"));
     }
-}
-
-#[test]
-fn a_second_compilation_is_a_look_into_the_cache() {
-    let folder = std::env::temp_dir().join(format!("pdkv-nvrtc-{}", std::process::id()));
-    for nvrtc in copies() {
-        let cache = Cache::open(&folder).unwrap();
-        let compile =
-            |options: &[&str]| compile_cached(&nvrtc, Some(&cache), &small(), Target::Cubin(90), options).unwrap();
-        let first = compile(OPTIONS);
-        let second = compile(OPTIONS);
-        assert!(first.log.contains("Used") && second.log.is_empty());
-        assert!(first.image == second.image);
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            std::fs::write(entry.unwrap().path(), b"cut").unwrap();
-        }
-        let third = compile(OPTIONS);
-        assert!(third.log.contains("Used"), "a damaged entry is made anew");
-        assert!(third.image == first.image);
-        assert!(
-            compile(&["--ptxas-options=-v"]).log.contains("Used"),
-            "other options, another entry"
-        );
-    }
-    let _ = std::fs::remove_dir_all(&folder);
 }
 
 #[test]

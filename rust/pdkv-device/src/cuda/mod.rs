@@ -7,12 +7,18 @@ mod abi;
 mod context;
 mod device;
 mod driver;
+mod find;
 mod ipc;
+mod lane_tables;
 mod memory;
 mod module;
 mod pages;
+mod post_layout;
+mod post_tables;
 #[cfg(test)]
 mod probe;
+mod queue;
+mod ring;
 mod stream;
 
 use std::ffi::{c_int, c_void};
@@ -22,10 +28,12 @@ use pdkv_core::Result;
 pub use context::Context;
 pub use device::Device;
 pub use driver::Driver;
+pub use find::{Attempt, Origin, Sources};
 pub use ipc::{IpcHandle, IpcMapping};
 pub use memory::{DeviceBuffer, MemoryKind, PinnedBuffer, PointerFacts, copy_async, pointer_facts};
 pub use module::{Extent, Function, Module};
 pub use pages::{Kernels, Prepared};
+pub use queue::{CopyQueue, Ticket};
 pub use stream::{Event, Stream};
 
 use crate::object::Object;

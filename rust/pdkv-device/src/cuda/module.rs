@@ -1,6 +1,6 @@
 //! Code on a device: an image loaded, kernels found in it, and launched.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
@@ -135,14 +135,27 @@ impl Function {
             whole[..bytes.len()].copy_from_slice(bytes);
             *word = u64::from_ne_bytes(whole);
         }
-        let mut arguments = [aligned.as_mut_ptr().cast()];
+        let _entered = context.enter()?;
+        // SAFETY: the context is entered; the rest is as the caller promises.
+        unsafe { self.launch_entered(stream, extent, aligned.as_mut_ptr().cast()) }
+    }
+
+    /// The same for who has entered the context, with the argument where it lies. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`Function::launch`].
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]; the context must be entered, and the argument be as large and aligned as the kernel declares it.
+    pub(super) unsafe fn launch_entered(&self, stream: &Stream, extent: Extent, argument: *mut c_void) -> Result<()> {
+        let context = &self.module.0.context;
+        let mut arguments = [argument];
         let none = std::ptr::null_mut();
         let Extent {
             grid,
             block,
             shared_bytes,
         } = extent;
-        let _entered = context.enter()?;
         let launch = context.functions().cuLaunchKernel;
         // SAFETY: live handles; one argument, which the driver copies before it returns, and which is right as the caller promises.
         let status = unsafe {

@@ -1,20 +1,25 @@
 //! The kernels of `cuda/` on a device: what a plan needs there, and its launches.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
+use super::find::Origin;
 use super::memory::DeviceBuffer;
 use super::module::{Extent, Function, Module};
 use super::stream::Stream;
 use crate::kernels::{self, DeviceFacts, Entry, Job, Lane, Launch, PageTables, View, Wishes};
-use crate::nvrtc::{Cache, Nvrtc, OPTIONS, Target, Unit, compile_cached};
 
-/// The kernels, loaded on one device.
+/// The kernels, loaded on one device. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Kernels(Arc<Loaded>);
+
 #[derive(Debug)]
-pub struct Kernels {
+struct Loaded {
     context: Context,
+    origin: Origin,
     facts: DeviceFacts,
     functions: HashMap<Entry, Function>,
 }
@@ -31,30 +36,26 @@ pub struct Prepared {
 }
 
 impl Kernels {
-    /// Compiles for the device of a context, or takes what an earlier process made, and loads. Takes seconds the first time.
-    ///
-    /// # Errors
-    /// `Unsupported` when the compiler does not know the device, `Device` when compiler or driver fail.
-    pub fn compile(context: &Context, nvrtc: &Nvrtc, cache: Option<&Cache>) -> Result<Self> {
-        let target = Target::for_device(context.device().facts()?.capability, nvrtc.archs())?;
-        let unit = Unit {
-            name: kernels::UNIT,
-            source: kernels::SOURCE,
-            headers: kernels::HEADERS,
-        };
-        let compiled = compile_cached(nvrtc, cache, &unit, target, OPTIONS)?;
-        // SAFETY: whole, as the compiler made it; the cache proves that by a digest.
-        unsafe { Self::load(context, &compiled.image) }
-    }
-
     /// Loads an image of the kernels.
     ///
     /// # Errors
-    /// `Device` when the driver does not take it, or a kernel is missing.
+    /// `Device` when the driver does not take it, or a kernel is missing: it is of another release.
     ///
     /// # Safety
     /// The image must be whole, and made from [`kernels::SOURCE`] of this release.
     pub unsafe fn load(context: &Context, image: &[u8]) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load_from(context, image, Origin::Given) }
+    }
+
+    /// The same for an image whose origin is known.
+    ///
+    /// # Errors
+    /// As [`Kernels::load`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::load`].
+    pub(super) unsafe fn load_from(context: &Context, image: &[u8], origin: Origin) -> Result<Self> {
         let facts = context.device().facts()?;
         // SAFETY: whole, as the caller promises.
         let module = unsafe { Module::load(context, image) }?;
@@ -66,11 +67,40 @@ impl Kernels {
             };
             functions.insert(entry, module.function(&entry.name(), shared_bytes)?);
         }
-        Ok(Self {
+        Ok(Self(Arc::new(Loaded {
             context: context.clone(),
+            origin,
             facts,
             functions,
-        })
+        })))
+    }
+
+    /// The context that they are loaded in.
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The same kernels, for who knows more of their image. The value must have no clones yet.
+    pub(super) fn with_origin(mut self, origin: Origin) -> Self {
+        if let Some(loaded) = Arc::get_mut(&mut self.0) {
+            loaded.origin = origin;
+        }
+        self
+    }
+
+    /// Where their image came from.
+    pub fn origin(&self) -> &Origin {
+        &self.0.origin
+    }
+
+    /// The device.
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.0.facts
+    }
+
+    /// The kernel of an entry that was chosen for this device: every one of those was loaded.
+    pub(super) fn function(&self, entry: Entry) -> &Function {
+        &self.0.functions[&entry]
     }
 
     /// Brings lanes and page tables of jobs to the device, and decides their launches. Waits for the copy.
@@ -103,9 +133,9 @@ impl Kernels {
         };
         let src = table(&tables.src, |job| job.shape.src.parts)?;
         let dst = table(&tables.dst, |job| job.shape.dst.parts)?;
-        let buffer = DeviceBuffer::new(&self.context, bytes.len())?;
+        let buffer = DeviceBuffer::new(self.context(), bytes.len())?;
         buffer.write(stream, 0, &bytes)?;
-        let state = DeviceBuffer::new(&self.context, num_pages * 8 + 8)?;
+        let state = DeviceBuffer::new(self.context(), num_pages * 8 + 8)?;
         state.fill(stream, 0)?;
         let at = |offset: Option<usize>| offset.map_or(0, |offset| buffer.address() + offset as u64);
         let mut launches = Vec::new();
@@ -118,7 +148,7 @@ impl Kernels {
                 shared_bytes,
                 first_lane: in_job,
                 view,
-            } in kernels::launches(job, &self.facts, wishes)?
+            } in kernels::launches(job, self.facts(), wishes)?
             {
                 let view = View {
                     lanes: buffer.address() + (first_lane + u64::from(in_job)) * size_of::<Lane>() as u64,
@@ -133,8 +163,7 @@ impl Kernels {
                     block,
                     shared_bytes,
                 };
-                // Every entry that is chosen for these facts was loaded for them.
-                launches.push((self.functions[&entry].clone(), extent, view));
+                launches.push((self.function(entry).clone(), extent, view));
             }
             first_lane += job.lanes.len() as u64;
         }

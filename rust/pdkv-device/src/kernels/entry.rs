@@ -1,5 +1,7 @@
 //! The entry points of the kernels, by what they do.
 
+/// Moves with the structs of `cuda/view.cuh`, and is a part of every kernel's name, there as here.
+pub(super) const ABI: u32 = 2;
 /// Threads of a block of the kernels that load and store.
 const BLOCK: u32 = 256;
 /// Bytes that a warp moves with one instruction.
@@ -51,9 +53,9 @@ impl Entry {
     /// The name in the module.
     pub fn name(self) -> String {
         let (stem, sums) = match self {
-            Self::Tiles { unroll, sums } => (format!("pdkv_copy_tiles_{unroll}"), sums),
-            Self::Vectors { width, sums } => (format!("pdkv_copy_vectors_{width}"), sums),
-            Self::Bulk { sums } => ("pdkv_copy_bulk".to_owned(), sums),
+            Self::Tiles { unroll, sums } => (format!("pdkv{ABI}_copy_tiles_{unroll}"), sums),
+            Self::Vectors { width, sums } => (format!("pdkv{ABI}_copy_vectors_{width}"), sums),
+            Self::Bulk { sums } => (format!("pdkv{ABI}_copy_bulk"), sums),
         };
         if sums { stem + "_sums" } else { stem }
     }

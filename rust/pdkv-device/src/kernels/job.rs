@@ -1,10 +1,6 @@
 //! What there is to copy, in the terms of the kernels: lanes of one shape, and tables of pages.
-//!
-//! A plan of pages becomes one job for each of its shapes, nearly always a single one. Addresses are the caller's: where each
-//! region of the two sides lies for the device that copies.
 
-use pdkv_core::plan::{BlockShape, Geometry, Place};
-use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_core::plan::{BlockShape, Geometry};
 
 use super::view::Lane;
 
@@ -35,7 +31,7 @@ pub struct Axis {
 /// One page of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes of a piece, contiguous on both sides; at least 1.
+    /// Bytes of a piece, contiguous on both sides; at least 1. Where lanes differ, those of the longest.
     pub chunk_bytes: u64,
     /// The source's pages.
     pub src: Side,
@@ -68,7 +64,7 @@ pub enum Logical {
 }
 
 /// The pages of both sides by position; `None` where entry `i` is page `i`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTables {
     /// The source's.
     pub src: Option<Vec<u32>>,
@@ -79,64 +75,43 @@ pub struct PageTables {
 impl PageTables {
     /// The tables of a plan.
     pub fn of(geometry: &Geometry<'_>) -> Self {
-        let table = |first: fn(&pdkv_core::plan::BlockPairs) -> u32| {
-            let mut pages = Vec::with_capacity(geometry.positions() as usize);
+        let mut tables = Self::default();
+        tables.fill(*geometry, &mut Vec::new());
+        tables
+    }
+
+    /// The tables of a plan, in the memory of earlier ones; `spare` keeps what is not needed now.
+    pub(super) fn fill(&mut self, geometry: Geometry<'_>, spare: &mut Vec<Vec<u32>>) {
+        self.clear(spare);
+        let mut table = |first: fn(&pdkv_core::plan::BlockPairs) -> u32| {
+            let mut pages = spare.pop().unwrap_or_default();
+            pages.reserve(geometry.positions() as usize);
             for run in geometry.blocks() {
                 pages.extend((first(&run)..).take(run.len as usize));
             }
             let counts = (0..).zip(&pages).all(|(position, &page)| position == page);
-            (!counts).then_some(pages)
+            if counts {
+                pages.clear();
+                spare.push(pages);
+                return None;
+            }
+            Some(pages)
         };
-        Self {
-            src: table(|run| run.src),
-            dst: table(|run| run.dst),
+        self.src = table(|run| run.src);
+        self.dst = table(|run| run.dst);
+    }
+
+    /// Entry `i` is page `i` on both sides.
+    pub(super) fn clear(&mut self, spare: &mut Vec<Vec<u32>>) {
+        for mut pages in [self.src.take(), self.dst.take()].into_iter().flatten() {
+            pages.clear();
+            spare.push(pages);
         }
     }
 }
 
-/// The jobs of a plan, whose regions lie at these addresses.
-///
-/// # Errors
-/// `Region` when the plan names a region without an address, or an address leaves 64 bits.
-pub fn jobs(geometry: &Geometry<'_>, src_bases: &[u64], dst_bases: &[u64], logical: Logical) -> Result<Vec<Job>> {
-    let mut jobs: Vec<Job> = geometry
-        .shapes()
-        .map(|shape| Job {
-            shape: Shape::of(&shape, logical),
-            lanes: Vec::new(),
-            num_pages: geometry.positions(),
-        })
-        .collect();
-    let mut next = 0;
-    for lane in geometry.lanes() {
-        let job = &mut jobs[lane.shape];
-        job.lanes.push(Lane {
-            src: address(src_bases, lane.src)?,
-            dst: address(dst_bases, lane.dst)?,
-            logical: match logical {
-                Logical::Plan => next,
-                Logical::Source => lane.src.offset,
-                Logical::Destination => lane.dst.offset,
-            },
-        });
-        next += job.shape.page_bytes();
-    }
-    jobs.retain(|job| !job.lanes.is_empty());
-    Ok(jobs)
-}
-
-fn address(bases: &[u64], place: Place) -> Result<u64> {
-    bases
-        .get(place.region as usize)
-        .and_then(|base| base.checked_add(place.offset))
-        .ok_or_else(|| {
-            let message = format!("region `{}` has no address for offset `{}`", place.region, place.offset);
-            Error::new(ErrorKind::Region, "copy pages", message)
-        })
-}
-
 impl Shape {
-    fn of(shape: &BlockShape, logical: Logical) -> Self {
+    pub(super) fn of(shape: &BlockShape, logical: Logical) -> Self {
         let side = |page_stride| Side {
             page_stride,
             parts: 1,
@@ -182,26 +157,23 @@ impl Shape {
 impl Job {
     /// Bytes of all pages.
     pub fn total_bytes(&self) -> u64 {
-        self.shape.page_bytes() * u64::from(self.num_pages) * self.lanes.len() as u64
+        let lanes: u64 = self.lanes.iter().map(|lane| lane.bytes).sum();
+        lanes * self.shape.pieces() * u64::from(self.num_pages)
     }
 
-    /// The widest vector, up to 16 bytes, to which everything is aligned.
-    pub(super) fn vector_bytes(&self) -> u32 {
-        let Shape {
-            chunk_bytes,
-            src,
-            dst,
-            axes,
-        } = &self.shape;
-        let mut bits = 16 | chunk_bytes | src.page_stride | dst.page_stride;
+    /// The widest vector, up to 16 bytes, to which everything is aligned; for checksums, logical offsets too.
+    pub(super) fn vector_bytes(&self, sums: bool) -> u32 {
+        let Shape { src, dst, axes, .. } = &self.shape;
+        let logical = |offset: u64| if sums { offset } else { 0 };
+        let mut bits = 16 | src.page_stride | dst.page_stride;
         for side in [src, dst] {
             bits |= if side.parts > 1 { side.part_stride } else { 0 };
         }
         for axis in axes.iter().filter(|axis| axis.count > 1) {
-            bits |= axis.src_stride | axis.dst_stride | axis.logical_stride;
+            bits |= axis.src_stride | axis.dst_stride | logical(axis.logical_stride);
         }
         for lane in &self.lanes {
-            bits |= lane.src | lane.dst | lane.logical;
+            bits |= lane.src | lane.dst | lane.bytes | logical(lane.logical);
         }
         1 << bits.trailing_zeros()
     }

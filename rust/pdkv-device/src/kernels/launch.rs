@@ -39,6 +39,8 @@ pub struct Wishes {
     pub sums: bool,
     /// Copy long pieces by the bulk engine, where the device has one. Which is faster is measured, not known.
     pub bulk: bool,
+    /// No more blocks than these: a copy that a slow link holds up anyway leaves the rest of the device to others.
+    pub most_blocks: Option<u32>,
 }
 
 /// One launch of a job.
@@ -63,15 +65,31 @@ pub struct Launch {
 /// They write different bytes and may run in any order; a flag belongs to the last one, once the others are over.
 ///
 /// # Errors
-/// `Layout` for a page that cannot be numbered in 32 bits, or a job with empty pieces or axes.
+/// `Layout` for a page that cannot be numbered in 32 bits, a job with empty pieces or axes, or a lane with longer pieces than its job.
 pub fn launches(job: &Job, device: &DeviceFacts, wishes: Wishes) -> Result<Vec<Launch>> {
+    let mut list = Vec::new();
+    each_launch(job, device, wishes, |launch| list.push(launch))?;
+    Ok(list)
+}
+
+/// Calls `f` with each launch of a job.
+///
+/// # Errors
+/// As [`launches`]; `f` was not called then.
+pub(crate) fn each_launch(job: &Job, device: &DeviceFacts, wishes: Wishes, mut f: impl FnMut(Launch)) -> Result<()> {
     let shape = &job.shape;
     if job.lanes.is_empty() || job.num_pages == 0 {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let empty = shape.axes.iter().any(|axis| axis.count == 0) || shape.src.parts == 0 || shape.dst.parts == 0;
     if shape.chunk_bytes == 0 || empty {
         return Err(refuse("a piece, an axis or an entry of a job is empty".to_owned()));
+    }
+    if let Some(lane) = job.lanes.iter().find(|lane| lane.bytes > shape.chunk_bytes) {
+        let (longer, longest) = (lane.bytes, shape.chunk_bytes);
+        return Err(refuse(format!(
+            "a lane has pieces of `{longer}` bytes, its job says `{longest}`"
+        )));
     }
     let choice = Choice::of(job, device, wishes);
     let tiles = shape.chunk_bytes.div_ceil(u64::from(choice.tile_bytes));
@@ -90,15 +108,17 @@ pub fn launches(job: &Job, device: &DeviceFacts, wishes: Wishes) -> Result<Vec<L
         pages if pages == job.num_pages => (MOST_ITEMS / (page * u64::from(pages))).min(job.lanes.len() as u64),
         _ => 1,
     };
-    let mut launches = Vec::new();
     for first_lane in (0..job.lanes.len() as u64).step_by(lanes as usize) {
         let num_lanes = lanes.min(job.lanes.len() as u64 - first_lane) as u32;
         for first_page in (0..job.num_pages).step_by(pages as usize) {
             let num_pages = pages.min(job.num_pages - first_page);
             let items = (page * u64::from(num_pages) * u64::from(num_lanes)) as u32;
-            launches.push(Launch {
+            f(Launch {
                 entry: choice.entry,
-                grid: choice.grid(items, device),
+                grid: choice
+                    .grid(items, device)
+                    .min(wishes.most_blocks.unwrap_or(u32::MAX))
+                    .max(1),
                 block: choice.entry.block(),
                 shared_bytes: choice.stages * if choice.stages > 0 { choice.tile_bytes } else { 0 },
                 first_lane: first_lane as u32,
@@ -115,7 +135,7 @@ pub fn launches(job: &Job, device: &DeviceFacts, wishes: Wishes) -> Result<Vec<L
             });
         }
     }
-    Ok(launches)
+    Ok(())
 }
 
 fn refuse(message: String) -> Error {
@@ -127,7 +147,6 @@ impl View {
     fn of(shape: &Shape) -> Self {
         let [outer, inner] = shape.axes;
         Self {
-            chunk_bytes: shape.chunk_bytes,
             src_page_stride: shape.src.page_stride,
             dst_page_stride: shape.dst.page_stride,
             src_part_stride: shape.src.part_stride,
@@ -169,8 +188,8 @@ struct Choice {
 }
 
 impl Choice {
-    fn of(job: &Job, device: &DeviceFacts, Wishes { sums, bulk }: Wishes) -> Self {
-        let width = job.vector_bytes();
+    fn of(job: &Job, device: &DeviceFacts, Wishes { sums, bulk, .. }: Wishes) -> Self {
+        let width = job.vector_bytes(sums);
         let chunk = job.shape.chunk_bytes;
         if width == 16 {
             if let Some(choice) = Self::bulk(chunk, device, sums).filter(|_| bulk) {

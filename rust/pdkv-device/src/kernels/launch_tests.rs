@@ -37,6 +37,7 @@ fn job(chunk_bytes: u64, pages: u32, lanes: u64) -> Job {
                 src: lane << 40,
                 dst: lane << 40 | 1 << 32,
                 logical: lane * chunk_bytes,
+                bytes: chunk_bytes,
             })
             .collect(),
         num_pages: pages,
@@ -65,6 +66,21 @@ fn the_grid_is_full_and_no_fuller() {
 }
 
 #[test]
+fn a_slow_link_gets_no_more_blocks_than_it_needs() {
+    let few = Wishes {
+        most_blocks: Some(16),
+        ..Wishes::default()
+    };
+    assert_eq!(only(&job(16 << 10, 4096, 80), &H200, few).grid, 16);
+    assert_eq!(only(&job(16 << 10, 3, 2), &H200, few).grid, 3);
+    let none = Wishes {
+        most_blocks: Some(0),
+        ..few
+    };
+    assert_eq!(only(&job(16 << 10, 3, 2), &H200, none).grid, 1);
+}
+
+#[test]
 fn posting_does_not_depend_on_the_number_of_lanes() {
     let one = only(&job(16 << 10, 4096, 1), &H200, Wishes::default());
     let many = only(&job(16 << 10, 4096, 160), &H200, Wishes::default());
@@ -73,14 +89,26 @@ fn posting_does_not_depend_on_the_number_of_lanes() {
 
 #[test]
 fn alignment_decides_the_width() {
+    let sums = Wishes {
+        bulk: true,
+        sums: true,
+        most_blocks: None,
+    };
     for (shift, width) in [(0, 1), (1, 2), (2, 4), (3, 8)] {
         let mut job = job(16 << 10, 4, 2);
         job.lanes[1].dst += 1 << shift;
-        let launch = only(&job, &H200, Wishes { bulk: true, sums: true });
+        let launch = only(&job, &H200, sums);
         assert_eq!(launch.entry, Entry::Vectors { width, sums: true });
         assert_eq!(launch.view.tile_bytes, width);
     }
-    // Strides that are never taken do not count.
+    // Logical offsets count for checksums only, strides that are never taken do not at all.
+    let mut odd = job(16 << 10, 4, 2);
+    odd.lanes[0].logical = 3;
+    assert_eq!(only(&odd, &H200, sums).entry, Entry::Vectors { width: 1, sums: true });
+    assert!(matches!(
+        only(&odd, &H200, Wishes::default()).entry,
+        Entry::Tiles { .. }
+    ));
     let mut job = job(16 << 10, 4, 2);
     job.shape.axes[0].src_stride = 3;
     job.shape.src.part_stride = 5;
@@ -94,7 +122,7 @@ fn alignment_decides_the_width() {
 fn the_bulk_engine_is_asked_for_and_there() {
     let wishes = Wishes {
         bulk: true,
-        sums: false,
+        ..Wishes::default()
     };
     let bulk = only(&job(40 << 10, 64, 8), &H200, wishes);
     assert_eq!(bulk.entry, Entry::Bulk { sums: false });
@@ -161,7 +189,9 @@ fn nothing_is_no_launch_and_nonsense_is_refused() {
     hollow.shape.axes[1].count = 0;
     let mut huge = job(1 << 33, 4, 1);
     huge.lanes[0].src += 1;
-    for job in [job(0, 4, 1), hollow, huge] {
+    let mut longer = job(64, 4, 1);
+    longer.lanes[0].bytes = 65;
+    for job in [job(0, 4, 1), hollow, huge, longer] {
         let error = launches(&job, &H200, Wishes::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Layout);
     }

@@ -1,20 +1,24 @@
 //! The kernels of `cuda/`: their source, their entry points, what each is launched with, and plain-Rust twins.
 //!
 //! All of it is decided here from numbers: nothing touches a device, a driver or a compiler, so all of it runs in tests. What is
-//! copied are pages of lanes by way of two tables; what a page means is the caller's business.
+//! copied are pages of lanes by way of two tables, or spans of any length; what a page means is the caller's business.
 
 mod checksum;
 mod entry;
 mod job;
+mod jobs;
 mod launch;
 #[cfg(test)]
 mod probe;
 pub mod reference;
+mod spans;
 mod view;
 
 pub use checksum::Checksum;
 pub use entry::Entry;
-pub use job::{Axis, Job, Logical, PageTables, Shape, Side, jobs};
+pub use job::{Axis, Job, Logical, PageTables, Shape, Side};
+pub use jobs::Jobs;
+pub(crate) use launch::each_launch;
 pub use launch::{DeviceFacts, Launch, Wishes, launches};
 pub use view::{FastDiv, Lane, View};
 
@@ -34,3 +38,6 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("copy.cuh", include_str!("../../../../cuda/copy.cuh")),
     ("bulk.cuh", include_str!("../../../../cuda/bulk.cuh")),
 ];
+
+/// Images that were made when this crate was built, each with its architecture; none unless the build was asked for them.
+pub const EMBEDDED: &[(u32, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));

@@ -70,8 +70,8 @@ crossing! {
     /// Division by a number that is known when the launch is made.
     FastDiv { magic: u64, divisor: u32, unused: u32, }
 
-    /// One plane at the source and the one that it fills: addresses, and the logical offset for checksums.
-    Lane { src: u64, dst: u64, logical: u64, }
+    /// One plane at the source and the one that it fills: addresses, the logical offset for checksums, and the bytes of a piece.
+    Lane { src: u64, dst: u64, logical: u64, bytes: u64, }
 
     /// One launch. Pointers are device addresses, 0 for none.
     View {
@@ -82,7 +82,6 @@ crossing! {
         flag: u64,
         arrived: u64,
         flag_value: u64,
-        chunk_bytes: u64,
         src_page_stride: u64,
         dst_page_stride: u64,
         src_part_stride: u64,

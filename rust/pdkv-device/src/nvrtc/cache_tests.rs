@@ -30,23 +30,26 @@ impl Drop for Scratch {
 fn an_image_comes_back_and_nothing_else_is_left() {
     let scratch = Scratch::new("back");
     let cache = scratch.cache();
-    assert_eq!(cache.load(&[1; 32]), None);
-    cache.store(&[1; 32], b"one").unwrap();
-    cache.store(&[2; 32], b"").unwrap();
-    cache.store(&[1; 32], b"newer").unwrap();
-    assert_eq!(scratch.cache().load(&[1; 32]).as_deref(), Some(b"newer".as_slice()));
-    assert_eq!(cache.load(&[2; 32]).as_deref(), Some(b"".as_slice()));
+    assert_eq!(cache.load(&Key([1; 32])), None);
+    cache.store(&Key([1; 32]), b"one").unwrap();
+    cache.store(&Key([2; 32]), b"").unwrap();
+    cache.store(&Key([1; 32]), b"newer").unwrap();
+    assert_eq!(
+        scratch.cache().load(&Key([1; 32])).as_deref(),
+        Some(b"newer".as_slice())
+    );
+    assert_eq!(cache.load(&Key([2; 32])).as_deref(), Some(b"".as_slice()));
     assert_eq!(fs::read_dir(&cache.folder).unwrap().count(), 2);
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(&cache.folder), 0o700);
-    assert_eq!(mode(&cache.path(&[1; 32])), 0o600);
+    assert_eq!(mode(&cache.path(&Key([1; 32]))), 0o600);
 }
 
 #[test]
 fn every_damaged_byte_and_every_cut_is_noticed() {
     let scratch = Scratch::new("damage");
     let cache = scratch.cache();
-    let (key, path) = ([3; 32], cache.path(&[3; 32]));
+    let (key, path) = (Key([3; 32]), cache.path(&Key([3; 32])));
     cache.store(&key, b"some image").unwrap();
     let whole = fs::read(&path).unwrap();
     for at in 0..whole.len() {
@@ -59,8 +62,8 @@ fn every_damaged_byte_and_every_cut_is_noticed() {
         }
     }
     // The entry of another key under this one's name.
-    cache.store(&[4; 32], b"other").unwrap();
-    fs::rename(cache.path(&[4; 32]), &path).unwrap();
+    cache.store(&Key([4; 32]), b"other").unwrap();
+    fs::rename(cache.path(&Key([4; 32])), &path).unwrap();
     assert_eq!(cache.load(&key), None);
 }
 
@@ -68,7 +71,7 @@ fn every_damaged_byte_and_every_cut_is_noticed() {
 fn links_pipes_and_files_that_others_may_write_are_not_read() {
     let scratch = Scratch::new("foreign");
     let cache = scratch.cache();
-    let (key, path) = ([5; 32], cache.path(&[5; 32]));
+    let (key, path) = (Key([5; 32]), cache.path(&Key([5; 32])));
     cache.store(&key, b"image").unwrap();
     let elsewhere = scratch.0.join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
@@ -108,32 +111,101 @@ fn everything_that_shapes_an_image_is_in_its_key() {
         source: "source",
         headers,
     };
-    let base = || key((13, 0), &unit, Target::Cubin(90), &["-v"]);
+    let base = || Key::of(&unit, (9, 0), &["-v"]);
     assert_eq!(base(), base());
+    let other = |unit: Unit<'_>| Key::of(&unit, (9, 0), &["-v"]);
     let others = [
-        key((13, 1), &unit, Target::Cubin(90), &["-v"]),
-        key((13, 0), &unit, Target::Ptx(90), &["-v"]),
-        key((13, 0), &unit, Target::Cubin(80), &["-v"]),
-        key((13, 0), &unit, Target::Cubin(90), &[]),
-        key(
-            (13, 0),
-            &Unit {
-                source: "sourc",
-                ..unit
-            },
-            Target::Cubin(90),
-            &["-v"],
-        ),
-        key(
-            (13, 0),
-            &Unit {
-                headers: &[("a.cuh", "texT")],
-                ..unit
-            },
-            Target::Cubin(90),
-            &["-v"],
-        ),
-        key((13, 0), &Unit { headers: &[], ..unit }, Target::Cubin(90), &["-v"]),
+        Key::of(&unit, (9, 1), &["-v"]),
+        Key::of(&unit, (0, 9), &["-v"]),
+        Key::of(&unit, (9, 0), &[]),
+        other(Unit {
+            source: "sourc",
+            ..unit
+        }),
+        other(Unit {
+            headers: &[("a.cuh", "texT")],
+            ..unit
+        }),
+        other(Unit { headers: &[], ..unit }),
     ];
     assert!(others.iter().all(|other| *other != base()));
+}
+
+/// Sets when an image was last used, in seconds before now.
+fn age(path: &Path, seconds: u64) {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(seconds))
+        .unwrap();
+}
+
+#[test]
+fn what_was_used_longest_ago_makes_room() {
+    let scratch = Scratch::new("room");
+    let image = [7; 1000];
+    let cache = scratch.cache().with_room(3 * (1000 + HEAD as u64));
+    for number in 1..=3 {
+        cache.store(&Key([number; 32]), &image).unwrap();
+        age(&cache.path(&Key([number; 32])), 100 - u64::from(number));
+    }
+    assert_eq!(
+        cache.stock(),
+        Stock {
+            images: 3,
+            bytes: 3 * (1000 + HEAD as u64)
+        }
+    );
+    // The oldest is read, so the second oldest goes.
+    assert!(cache.load(&Key([1; 32])).is_some());
+    cache.store(&Key([4; 32]), &image).unwrap();
+    let there = |number: u8| cache.path(&Key([number; 32])).exists();
+    assert_eq!([1, 2, 3, 4].map(there), [true, false, true, true]);
+    // One that is larger than all the room is alone, and stays for the process that needs it.
+    cache.store(&Key([5; 32]), &[7; 9000]).unwrap();
+    assert_eq!([1, 2, 3, 4, 5].map(there), [false, false, false, false, true]);
+}
+
+#[test]
+fn what_processes_left_behind_goes_and_what_is_not_ours_stays() {
+    let scratch = Scratch::new("left");
+    let cache = scratch.cache().with_room(0);
+    let names = [".123-0", ".124-7", ".hidden-0", "notes.image", "README"];
+    for name in names {
+        fs::write(cache.folder.join(name), b"something").unwrap();
+        age(&cache.folder.join(name), 7200);
+    }
+    age(&cache.folder.join(".124-7"), 60);
+    cache.store(&Key([1; 32]), b"image").unwrap();
+    let there = names.map(|name| cache.folder.join(name).exists());
+    assert_eq!(
+        there,
+        [false, true, true, true, true],
+        "another process may still write `.124-7`"
+    );
+    assert_eq!(cache.stock().images, 1);
+}
+
+#[test]
+fn processes_may_store_load_and_make_room_at_once() {
+    let scratch = Scratch::new("several");
+    let cache = scratch.cache().with_room(4 * (100 + HEAD as u64));
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let cache = &cache;
+            scope.spawn(move || {
+                for round in 0..50_u8 {
+                    let key = Key([(thread + round) % 8; 32]);
+                    cache.store(&key, &[key.0[0]; 100]).unwrap();
+                    // Whole, or gone already.
+                    for other in 0..8 {
+                        let found = cache.load(&Key([other; 32]));
+                        assert!(found.is_none_or(|image| image == [other; 100]));
+                    }
+                }
+            });
+        }
+    });
+    cache.store(&Key([9; 32]), &[9; 100]).unwrap();
+    assert!(cache.stock().images <= 4, "{:?}", cache.stock());
+    let left = fs::read_dir(&cache.folder).unwrap().count();
+    assert_eq!(left, cache.stock().images, "nothing half written is left");
 }

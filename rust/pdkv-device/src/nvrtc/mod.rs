@@ -5,6 +5,7 @@
 
 mod cache;
 mod figures;
+mod places;
 mod target;
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -13,8 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-pub use cache::{Cache, compile_cached};
+pub use cache::{Cache, Key, Stock};
 pub use figures::{Figures, figures};
+pub use places::places;
 pub use target::Target;
 
 use crate::object::{Object, file_of, functions};

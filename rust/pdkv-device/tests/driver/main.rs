@@ -2,7 +2,11 @@
 
 #![allow(clippy::print_stdout, reason = "a test says what it skipped")]
 
+mod allocations;
+mod caches;
 mod copies;
+mod find;
+mod queue;
 mod standin;
 
 use std::path::Path;
@@ -92,7 +96,7 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
         stream.wait(&event).unwrap();
         // SAFETY: the image is whole.
         let module = unsafe { Module::load(&context, IMAGE) }.unwrap();
-        let function = module.function("pdkv_copy_tiles_1", 0).unwrap();
+        let function = module.function("pdkv2_copy_tiles_1", 0).unwrap();
         drop(module);
         assert_eq!(alive(path)["modules"], 1, "a function keeps its module");
         drop((function, event, memory, pinned));
@@ -227,8 +231,8 @@ fn images_kernels_and_launches_that_are_wrong_are_refused() {
     let module = unsafe { Module::load(&context, IMAGE) }.unwrap();
     let error = module.function("nobody", 0).unwrap_err();
     assert!(format!("{error:?}").contains("kernel: nobody"), "{error:?}");
-    assert!(module.function("pdkv_copy_bulk", 1 << 20).is_err());
-    let function = module.function("pdkv_copy_bulk", 0).unwrap();
+    assert!(module.function("pdkv2_copy_bulk", 1 << 20).is_err());
+    let function = module.function("pdkv2_copy_bulk", 0).unwrap();
     let stream = Stream::new(&context).unwrap();
     for extent in [(0, 32, 0), (1, 2048, 0), (1, 32, 49 << 10)] {
         let extent = Extent {

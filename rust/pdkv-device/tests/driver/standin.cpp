@@ -83,8 +83,11 @@ void run() {
 
 }  // namespace
 
-#define NEED_CONTEXT                \
-    Guard guard(lock);              \
+#define COUNT         \
+    Guard guard(lock); \
+    ++alive[std::string("calls ") + __func__]
+#define NEED_CONTEXT \
+    COUNT;           \
     if (entered.empty()) return 201 /* CUDA_ERROR_INVALID_CONTEXT */
 
 API cuInit(unsigned flags) {
@@ -137,12 +140,14 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
     return 0;
 }
 API cuCtxPushCurrent_v2(void *context) {
+    COUNT;
     Context *pushed = static_cast<Context *>(context);
     if (pushed->retained == 0) return 201;
     entered.push_back(pushed);
     return 0;
 }
 API cuCtxPopCurrent_v2(void **context) {
+    COUNT;
     if (entered.empty()) return 201;
     *context = entered.back();
     entered.pop_back();

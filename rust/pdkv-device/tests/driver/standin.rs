@@ -76,7 +76,7 @@ pub(crate) fn alive(path: &Path) -> BTreeMap<String, i64> {
     for calls in ["launches", "waits", "blocking streams"] {
         counts.remove(calls);
     }
-    counts.retain(|_, count| *count != 0);
+    counts.retain(|name, count| *count != 0 && !name.starts_with("calls "));
     counts
 }
 
@@ -99,4 +99,10 @@ pub(crate) fn counts(path: &Path) -> BTreeMap<String, i64> {
             (name.to_owned(), count.parse().unwrap())
         })
         .collect()
+}
+
+/// How often each function of the driver was called, by its name.
+pub(crate) fn calls(path: &Path) -> BTreeMap<String, i64> {
+    let named = |(name, count): (String, i64)| Some((name.strip_prefix("calls ")?.to_owned(), count));
+    counts(path).into_iter().filter_map(named).collect()
 }

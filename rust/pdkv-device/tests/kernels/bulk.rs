@@ -40,6 +40,7 @@ fn no_tile_is_overwritten_before_it_has_left() {
                 src: memory.regions[lane].0,
                 dst: memory.regions[2 + lane].0 + 16,
                 logical: lane as u64 * chunk,
+                bytes: chunk,
             })
             .collect(),
         num_pages: pages as u32,
@@ -61,7 +62,11 @@ fn no_tile_is_overwritten_before_it_has_left() {
             shared_bytes,
             block_shared_bytes: shared_bytes - 1024,
         };
-        let wishes = Wishes { sums: true, bulk: true };
+        let wishes = Wishes {
+            sums: true,
+            bulk: true,
+            most_blocks: None,
+        };
         let list = launches(&job, &device, wishes).unwrap();
         assert_eq!((list.len(), list[0].entry), (1, Entry::Bulk { sums: true }));
         assert!(list[0].view.num_items > 3 * list[0].grid * list[0].view.stages);

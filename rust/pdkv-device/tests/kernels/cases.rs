@@ -63,5 +63,10 @@ pub(crate) fn device() -> impl Strategy<Value = DeviceFacts> {
 }
 
 pub(crate) fn wishes() -> impl Strategy<Value = Wishes> {
-    (any::<bool>(), any::<bool>()).prop_map(|(sums, bulk)| Wishes { sums, bulk })
+    let most_blocks = prop_oneof![2 => Just(None), 1 => (1_u32..3).prop_map(Some)];
+    (any::<bool>(), any::<bool>(), most_blocks).prop_map(|(sums, bulk, most_blocks)| Wishes {
+        sums,
+        bulk,
+        most_blocks,
+    })
 }

@@ -8,9 +8,12 @@ struct Entry {
     const char *name;
     void (*run)(pdkv::View);
 };
-#define ENTRY(NAME) {#NAME, NAME}, {#NAME "_sums", NAME##_sums}
+#define TEXT_OF(NAME) #NAME
+#define TEXT(NAME) TEXT_OF(NAME)
+#define ONE(NAME) {TEXT(PDKV_NAMED(NAME)), PDKV_NAMED(NAME)}
+#define ENTRY(NAME) ONE(NAME), ONE(NAME##_sums)
 const Entry ENTRIES[] = {
-    ENTRY(pdkv_copy_tiles_1),   ENTRY(pdkv_copy_tiles_2),   ENTRY(pdkv_copy_tiles_4),   ENTRY(pdkv_copy_tiles_8),
-    ENTRY(pdkv_copy_vectors_1), ENTRY(pdkv_copy_vectors_2), ENTRY(pdkv_copy_vectors_4), ENTRY(pdkv_copy_vectors_8),
-    ENTRY(pdkv_copy_vectors_16), ENTRY(pdkv_copy_bulk),
+    ENTRY(copy_tiles_1),   ENTRY(copy_tiles_2),   ENTRY(copy_tiles_4),   ENTRY(copy_tiles_8),
+    ENTRY(copy_vectors_1), ENTRY(copy_vectors_2), ENTRY(copy_vectors_4), ENTRY(copy_vectors_8),
+    ENTRY(copy_vectors_16), ENTRY(copy_bulk),
 };

@@ -11,6 +11,7 @@ mod memory;
 mod packed;
 mod parts;
 mod plans;
+mod spans;
 mod twin;
 
 use pdkv_device::kernels::Entry;

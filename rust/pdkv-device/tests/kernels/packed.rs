@@ -27,7 +27,11 @@ fn who_packs_and_who_unpacks_agree() {
         shared_bytes: 128 << 10,
         block_shared_bytes: 127 << 10,
     };
-    let wishes = Wishes { sums: true, bulk: true };
+    let wishes = Wishes {
+        sums: true,
+        bulk: true,
+        most_blocks: None,
+    };
     let odd = WireOrder::new([
         WireAxis::Head,
         WireAxis::Block,
@@ -51,13 +55,21 @@ fn who_packs_and_who_unpacks_agree() {
         let (_, packed) = check(
             &mut twin,
             &pack,
-            [from, &stream],
+            [from, &stream].map(KvLayout::region_bytes),
             Logical::Destination,
             &device,
             wishes,
             1,
         );
-        let (_, unpacked) = check(&mut twin, &unpack, [&stream, to], Logical::Source, &device, wishes, 2);
+        let (_, unpacked) = check(
+            &mut twin,
+            &unpack,
+            [&stream, to].map(KvLayout::region_bytes),
+            Logical::Source,
+            &device,
+            wishes,
+            2,
+        );
         // The two cases hold different bytes, so equal sums must come from equal weights: take what was packed.
         assert_ne!(packed, unpacked);
         assert_eq!(
@@ -68,7 +80,7 @@ fn who_packs_and_who_unpacks_agree() {
 }
 
 use pdkv_core::layout::KvLayout;
-use pdkv_device::kernels::{Checksum, PageTables, jobs, reference};
+use pdkv_device::kernels::{Checksum, Jobs, reference};
 
 use crate::memory::Memory;
 
@@ -94,8 +106,9 @@ fn run(plan: &Plan, memory: &mut Memory, sources: usize, logical: Logical) -> Ve
     let geometry = plan.geometry().unwrap();
     let (src, dst) = memory.bases(sources);
     let mut sums = vec![Checksum::default(); geometry.positions() as usize];
-    for job in jobs(&geometry, &src, &dst, logical).unwrap() {
-        reference::run(&job, &PageTables::of(&geometry), memory, &mut sums);
+    let jobs = Jobs::of(plan, &src, &dst, logical).unwrap();
+    for job in &jobs.list {
+        reference::run(job, &jobs.tables, memory, &mut sums);
     }
     sums
 }

@@ -81,6 +81,7 @@ fn four_small_pages_fill_a_large_one_and_come_back() {
                 src: memory.regions[0].0,
                 dst: memory.regions[1].0,
                 logical: 0,
+                bytes: content,
             }],
             num_pages,
         };
@@ -133,6 +134,7 @@ fn a_rank_takes_its_heads_out_of_all() {
                     src: memory.regions[0].0 + rank * heads / 2 * first,
                     dst: memory.regions[1].0,
                     logical: 0,
+                    bytes: chunk_bytes,
                 }],
                 num_pages: 3,
             };
@@ -176,7 +178,12 @@ fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) -> Me
         "the Rust twin moved {touched} bytes"
     );
     for bulk in [false, true] {
-        let work = [(job, launches(job, &DEVICE, Wishes { sums: true, bulk }).unwrap())];
+        let wishes = Wishes {
+            sums: true,
+            bulk,
+            most_blocks: None,
+        };
+        let work = [(job, launches(job, &DEVICE, wishes).unwrap())];
         let outcome = twin.run(memory, tables, &work, 5, 1).expect("the twin lives");
         assert!(outcome.memory == expected);
         assert_eq!(outcome.sums, sums.iter().map(|sum| sum.value()).collect::<Vec<_>>());

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use pdkv_core::layout::KvLayout;
 use pdkv_core::plan::{Plan, Selection};
-use pdkv_device::kernels::{Checksum, DeviceFacts, Entry, Job, Logical, PageTables, Wishes, jobs, launches, reference};
+use pdkv_device::kernels::{Checksum, DeviceFacts, Entry, Job, Jobs, Logical, Wishes, launches, reference};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -31,24 +31,22 @@ fn walked(plan: &Plan, memory: &Memory, sources: usize) -> Memory {
 pub(crate) fn check(
     twin: &mut Twin,
     plan: &Plan,
-    layouts: [&KvLayout; 2],
+    [src, dst]: [&[u64]; 2],
     logical: Logical,
     device: &DeviceFacts,
     wishes: Wishes,
     seed: u32,
 ) -> (Vec<Entry>, Vec<u64>) {
-    let geometry = plan.geometry().unwrap();
-    let [src, dst] = layouts.map(KvLayout::region_bytes);
     let memory = Memory::new(src, dst);
     let expected = walked(plan, &memory, src.len());
     let (src_bases, dst_bases) = memory.bases(src.len());
-    let jobs = jobs(&geometry, &src_bases, &dst_bases, logical).unwrap();
+    let Jobs { list: jobs, tables, .. } = &Jobs::of(plan, &src_bases, &dst_bases, logical).unwrap();
     assert_eq!(jobs.iter().map(Job::total_bytes).sum::<u64>(), plan.total_bytes());
-    let tables = PageTables::of(&geometry);
-    let mut sums = vec![Checksum::default(); geometry.positions() as usize];
+    let pages = jobs.iter().map(|job| job.num_pages).max().unwrap_or(0);
+    let mut sums = vec![Checksum::default(); pages as usize];
     let mut plain = memory.clone();
-    for job in &jobs {
-        reference::run(job, &tables, &mut plain, &mut sums);
+    for job in jobs {
+        reference::run(job, tables, &mut plain, &mut sums);
     }
     assert!(plain == expected, "the Rust twin and the planner's walk differ");
     let work: Vec<_> = jobs
@@ -61,7 +59,7 @@ pub(crate) fn check(
         .map(|launch| launch.entry)
         .collect();
     let outcome = twin
-        .run(&memory, &tables, &work, seed, 77)
+        .run(&memory, tables, &work, seed, 77)
         .expect("the twin lives; what ended it stands above");
     assert!(outcome.memory == expected, "wrong bytes by {entries:?}");
     let sums: Vec<u64> = sums.into_iter().map(Checksum::value).collect();
@@ -123,7 +121,7 @@ fn many(build: Build, cases: u32) {
             let (entries, _) = check(
                 &mut twin.borrow_mut(),
                 &plan,
-                layouts,
+                layouts.map(KvLayout::region_bytes),
                 Logical::Plan,
                 &device,
                 wishes,

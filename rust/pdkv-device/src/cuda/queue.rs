@@ -1,0 +1,324 @@
+//! A queue of copies on a stream of its own: posting waits for nothing and, once warm, allocates nothing.
+//!
+//! A post is one copy of its tables to the device, a launch (nearly always one), and an event; lanes that were met before lie there already. One
+//! thread owns a queue. Whether memory may be touched is the caller's business, what happened to a post this file's.
+
+use std::collections::VecDeque;
+
+use pdkv_core::{Error, Result};
+
+use super::context::Context;
+use super::lane_tables::LaneTables;
+use super::memory::DeviceBuffer;
+use super::module::Extent;
+use super::pages::Kernels;
+use super::post_layout::{Layout, check_tables};
+use super::post_tables::PostTables;
+use super::stream::{Event, Stream};
+use crate::kernels::{self, Jobs, Lane, Launch, View, Wishes};
+
+/// A post, by the number of those before it in its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+/// A stream of copies. Dropping it waits for what is under way.
+#[derive(Debug)]
+pub struct CopyQueue {
+    context: Context,
+    kernels: Kernels,
+    stream: Stream,
+    tables: PostTables,
+    lanes: LaneTables,
+    /// How many blocks of the launch that runs have come to its end; 0 between launches.
+    arrived: DeviceBuffer,
+    /// In the order of the stream.
+    under_way: VecDeque<UnderWay>,
+    /// Events that wait for their next use.
+    spare: Vec<Event>,
+    /// What became of posts, where it is more than that they passed.
+    ended: Vec<(Ticket, Ended)>,
+    next: Ticket,
+    /// Launches of the post that is made, each with the number of its job.
+    launches: Vec<(usize, Launch)>,
+    /// Why there can be no more posts.
+    broken: Option<Error>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    ticket: Ticket,
+    passed: Event,
+    /// What to give back of the ring.
+    end: Option<u64>,
+    /// Where in the ring the sums come to lie, and how many.
+    sums: Option<(usize, usize)>,
+    failed: Option<Error>,
+}
+
+#[derive(Debug)]
+enum Ended {
+    Failed(Error),
+    Sums(Vec<u64>),
+}
+
+impl CopyQueue {
+    /// Makes a queue.
+    ///
+    /// # Errors
+    /// `Device` when there is no room for its tables.
+    pub fn new(kernels: &Kernels) -> Result<Self> {
+        let context = kernels.context().clone();
+        let stream = Stream::new(&context)?;
+        let arrived = DeviceBuffer::new(&context, size_of::<u32>())?;
+        arrived.fill(&stream, 0)?;
+        Ok(Self {
+            kernels: kernels.clone(),
+            tables: PostTables::new(&context)?,
+            lanes: LaneTables::new(&context)?,
+            arrived,
+            under_way: VecDeque::new(),
+            spare: Vec::new(),
+            ended: Vec::new(),
+            next: Ticket(0),
+            launches: Vec::new(),
+            broken: None,
+            stream,
+            context,
+        })
+    }
+
+    /// Its stream: what a post must come after is for this to wait for.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Posts a copy, behind those that were posted before. `None`, and nothing happened, while the tables of earlier posts leave no
+    /// room: again when one has passed. With `flag`, the address of a word and a value for it, the word becomes the value after every
+    /// byte is placed; with nothing to copy it is left alone.
+    ///
+    /// # Errors
+    /// `Layout` as [`kernels::launches`], or when a table has fewer entries than the jobs have pages; `Capacity` for too large
+    /// tables; `Device` when an earlier failure has left the queue unusable. Nothing was posted then.
+    ///
+    /// # Safety
+    /// Until the post has passed: all pages of the jobs must be live memory that the device reaches, pages that are read must not be
+    /// written, pages that are written must not be used, and the flag's word must be live, aligned, and written by nobody else.
+    pub unsafe fn post(&mut self, jobs: &Jobs, wishes: Wishes, flag: Option<(u64, u64)>) -> Result<Option<Ticket>> {
+        self.usable()?;
+        check_tables(jobs)?;
+        self.launches.clear();
+        for (number, job) in jobs.list.iter().enumerate() {
+            let facts = self.kernels.facts();
+            kernels::each_launch(job, facts, wishes, |launch| self.launches.push((number, launch)))?;
+        }
+        let found = self.lanes.find(&jobs.list).filter(|_| jobs.lasting);
+        let layout = Layout::of(jobs, found.is_some(), wishes.sums);
+        let idle = self.under_way.is_empty();
+        let mut taken = self.tables.take(layout.total, idle)?;
+        if taken.is_none() {
+            self.reap()?;
+            taken = self.tables.take(layout.total, self.under_way.is_empty())?;
+        }
+        let Some(taken) = taken else {
+            return Ok(None);
+        };
+        let lanes = match found {
+            Some(address) => Some(address),
+            None if jobs.lasting => self.lanes.add(&jobs.list),
+            None => None,
+        };
+        let base = taken.offset;
+        let written = self.tables.write(jobs, layout, base);
+        let result = written.and_then(|()| {
+            // SAFETY: as the caller promises.
+            unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes, flag) }
+        });
+        if result.is_err() && found.is_none() && lanes.is_some() {
+            self.lanes.forget_newest();
+        }
+        let sums = wishes.sums.then_some((base + layout.sums, jobs.num_pages() as usize));
+        self.close(result.err(), Some(taken.end), sums).map(Some)
+    }
+
+    /// Whether a post has passed, and with it all before it. The memory that it uses is the caller's again then.
+    ///
+    /// # Errors
+    /// `Device` when the post failed, which is said once it has passed; or when the driver fails, after which nothing runs any more.
+    pub fn passed(&mut self, ticket: Ticket) -> Result<bool> {
+        self.reap()?;
+        if self.under_way.front().is_some_and(|front| front.ticket <= ticket) {
+            return Ok(false);
+        }
+        let failed = |(of, ended): &(Ticket, Ended)| *of == ticket && matches!(ended, Ended::Failed(_));
+        match self.ended.iter().position(failed).map(|at| self.ended.swap_remove(at)) {
+            Some((_, Ended::Failed(error))) => Err(error),
+            _ => Ok(true),
+        }
+    }
+
+    /// The checksums of the pages of a post that wished for them and has passed; once.
+    pub fn take_sums(&mut self, ticket: Ticket) -> Option<Vec<u64>> {
+        let sums = |(of, ended): &(Ticket, Ended)| *of == ticket && matches!(ended, Ended::Sums(_));
+        let at = self.ended.iter().position(sums)?;
+        match self.ended.swap_remove(at) {
+            (_, Ended::Sums(sums)) => Some(sums),
+            _ => None,
+        }
+    }
+
+    /// Posts that have not passed, as far as was looked.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Bytes on the device for tables.
+    pub fn memory_bytes(&self) -> usize {
+        self.tables.memory_bytes() + self.lanes.memory_bytes() + self.arrived.len()
+    }
+
+    /// Takes note of what has passed.
+    fn reap(&mut self) -> Result<()> {
+        self.usable()?;
+        while let Some(front) = self.under_way.front() {
+            match front.passed.passed() {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(error) => return Err(self.broken.insert(error).clone()),
+            }
+            let Some(UnderWay {
+                ticket,
+                passed,
+                end,
+                sums,
+                failed,
+            }) = self.under_way.pop_front()
+            else {
+                break;
+            };
+            self.spare.push(passed);
+            match (failed, sums) {
+                (Some(error), _) => self.ended.push((ticket, Ended::Failed(error))),
+                (None, Some((offset, count))) => {
+                    let mut bytes = vec![0; count * size_of::<u64>()];
+                    self.tables.get(offset, &mut bytes)?;
+                    let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_ne_bytes);
+                    let sums = bytes.chunks_exact(size_of::<u64>()).map(word).collect();
+                    self.ended.push((ticket, Ended::Sums(sums)));
+                }
+                (None, None) => {}
+            }
+            if let Some(end) = end {
+                self.tables.release(end);
+            }
+        }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// Asks the stream for all of a post. `lanes` is where they were found, and where they will be once brought.
+    ///
+    /// # Safety
+    /// As [`CopyQueue::post`].
+    unsafe fn enqueue(
+        &self,
+        jobs: &Jobs,
+        layout: Layout,
+        base: usize,
+        (found, lanes): (Option<u64>, Option<u64>),
+        wishes: Wishes,
+        flag: Option<(u64, u64)>,
+    ) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let (ring, device) = (self.tables.pinned_address() + base as u64, self.tables.device_address());
+        // Lanes that will last go to where they stay; all else to where the next post's tables will lie too.
+        let mut first = 0;
+        if let (None, Some(address)) = (found, lanes) {
+            first = layout.lanes;
+            // SAFETY: the piece of the ring is taken until the post has passed; the room is of the lane tables' own.
+            unsafe { self.copy(address, ring, layout.lanes) }?;
+        }
+        // SAFETY: as above; what lay there is read by launches that come before this in the stream.
+        unsafe { self.copy(device + first as u64, ring + first as u64, layout.total - first) }?;
+        let lanes = lanes.unwrap_or(device);
+        let at = |offset: Option<usize>| offset.map_or(0, |offset| device + offset as u64);
+        let mut lanes_before = 0;
+        let mut job = 0;
+        for (index, (number, launch)) in self.launches.iter().enumerate() {
+            for passed in &jobs.list[job..*number] {
+                lanes_before += passed.lanes.len() as u64;
+            }
+            job = *number;
+            let last = index + 1 == self.launches.len();
+            let (flag, flag_value) = flag.filter(|_| last).unwrap_or_default();
+            let mut view = View {
+                lanes: lanes + (lanes_before + u64::from(launch.first_lane)) * size_of::<Lane>() as u64,
+                src_pages: at(layout.src),
+                dst_pages: at(layout.dst),
+                sums: device + layout.sums as u64,
+                arrived: self.arrived.address(),
+                flag,
+                flag_value,
+                ..launch.view
+            };
+            let extent = Extent {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+            };
+            let function = self.kernels.function(launch.entry);
+            // SAFETY: the context is entered; the view points into our tables, which stay until the stream has passed, and to what the
+            // caller vouches for.
+            unsafe { function.launch_entered(&self.stream, extent, (&raw mut view).cast()) }?;
+        }
+        if wishes.sums {
+            let bytes = layout.total - layout.sums;
+            // SAFETY: the sums' places on both sides, as above.
+            unsafe { self.copy(ring + layout.sums as u64, device + layout.sums as u64, bytes) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies in the order of the stream, in the context that is entered.
+    ///
+    /// # Safety
+    /// Both ranges must be live, and not used in a conflicting way, until the stream has passed.
+    unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        let status = unsafe { (self.context.functions().cuMemcpyAsync)(dst, src, bytes, self.stream.handle()) };
+        self.context.driver().check("cuMemcpyAsync", status)
+    }
+
+    /// Puts an event behind what was asked, failed or not: some of it may be under way.
+    fn close(&mut self, failed: Option<Error>, end: Option<u64>, sums: Option<(usize, usize)>) -> Result<Ticket> {
+        let passed = match self.spare.pop() {
+            Some(event) => event,
+            None => Event::new(&self.context).map_err(|error| self.broken.insert(error).clone())?,
+        };
+        if let Err(error) = passed.record(&self.stream) {
+            return Err(self.broken.insert(error).clone());
+        }
+        let ticket = self.next;
+        self.next = Ticket(ticket.0 + 1);
+        self.under_way.push_back(UnderWay {
+            ticket,
+            passed,
+            end,
+            sums: sums.filter(|_| failed.is_none()),
+            failed,
+        });
+        Ok(ticket)
+    }
+}
+
+impl Drop for CopyQueue {
+    fn drop(&mut self) {
+        // The tables are read until then. A driver that fails runs nothing any more.
+        let _ = self.stream.synchronize();
+    }
+}

@@ -1,0 +1,161 @@
+//! Spans of any lengths as jobs: one for each width of vectors, so a launch or a few, however many spans there are.
+//!
+//! What two addresses have in common decides how wide a span can be copied: its middle goes with others of that width, the bytes
+//! before and after it, fewer than a vector, go with the single bytes. A job numbers the same count of tiles for every lane, so long
+//! spans are cut to about the mean length and the end of a shorter one is left out by the kernel.
+
+use std::ops::ControlFlow;
+
+use pdkv_core::plan::{CopyRun, Plan};
+use pdkv_core::{Error, Result};
+
+use super::entry::Entry;
+use super::job::{Axis, Logical, Shape, Side};
+use super::jobs::{Bases, Jobs, address};
+use super::view::Lane;
+
+/// Spans are cut to no less where a warp copies a tile: one of the largest.
+const LEAST_CUT_BYTES: u64 = 4 << 10;
+/// No piece is longer, whatever the mean is, so that one span alone keeps all of a device busy.
+const MOST_CUT_BYTES: u64 = 1 << 20;
+
+/// The pieces of all spans that are copied by vectors of one width.
+#[derive(Clone, Copy, Default)]
+struct Class {
+    count: u64,
+    bytes: u64,
+    longest: u64,
+}
+
+impl Class {
+    fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+        self.longest = self.longest.max(bytes);
+    }
+
+    /// Bytes of the longest piece after cutting. By the mean there are at most twice as many pieces as spans, and the tiles that are
+    /// numbered and left empty are no more than a few for each span and each one that is needed.
+    fn cut_bytes(self, width: u32) -> u64 {
+        let least = if width == 16 {
+            LEAST_CUT_BYTES
+        } else {
+            u64::from(width) * 32
+        };
+        let mean = self.bytes.div_ceil(self.count.max(1));
+        self.longest.min(mean.next_power_of_two().clamp(least, MOST_CUT_BYTES))
+    }
+}
+
+/// Fills jobs, which are empty, with those of a plan of spans.
+pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>, logical: Logical) -> Result<()> {
+    let mut classes = [Class::default(); Entry::WIDTHS.len()];
+    each_piece(plan, bases, logical, |class, piece| classes[class].add(piece.bytes))?;
+    let mut places = [None; Entry::WIDTHS.len()];
+    for ((class, width), place) in classes.iter().zip(Entry::WIDTHS).zip(&mut places) {
+        if class.count > 0 {
+            *place = Some(jobs.list.len());
+            jobs.add(one_piece(class.cut_bytes(width)), 1);
+        }
+    }
+    each_piece(plan, bases, logical, |class, piece| {
+        let Some(job) = places[class].and_then(|place| jobs.list.get_mut(place)) else {
+            return;
+        };
+        let cut = job.shape.chunk_bytes;
+        for start in (0..piece.bytes).step_by(cut as usize) {
+            job.lanes.push(Lane {
+                src: piece.src + start,
+                dst: piece.dst + start,
+                logical: piece.logical + start,
+                bytes: cut.min(piece.bytes - start),
+            });
+        }
+    })
+}
+
+/// Calls `f` with every piece of every span, and with the number of its class.
+fn each_piece(plan: &Plan, bases: Bases<'_>, logical: Logical, mut f: impl FnMut(usize, Lane)) -> Result<()> {
+    let mut failed: Option<Error> = None;
+    let mut next = 0;
+    let _ = plan.walk(0..plan.unit_count(), |run| {
+        match whole(&run, bases, logical, next) {
+            Ok(lane) => split(lane, &mut f),
+            Err(error) => {
+                failed = Some(error);
+                return ControlFlow::Break(());
+            }
+        }
+        next += run.len;
+        ControlFlow::Continue(())
+    });
+    failed.map_or(Ok(()), Err)
+}
+
+fn whole(run: &CopyRun, bases: Bases<'_>, logical: Logical, next: u64) -> Result<Lane> {
+    Ok(Lane {
+        src: address(bases.src, run.src)?,
+        dst: address(bases.dst, run.dst)?,
+        logical: match logical {
+            Logical::Plan => next,
+            Logical::Source => run.src.offset,
+            Logical::Destination => run.dst.offset,
+        },
+        bytes: run.len,
+    })
+}
+
+/// Cuts a span into a middle that is aligned at both ends and on both sides, and what is left before and after it.
+fn split(lane: Lane, f: &mut impl FnMut(usize, Lane)) {
+    let single = Entry::WIDTHS.len() - 1;
+    let class = class_of(lane.src ^ lane.dst);
+    let width = u64::from(Entry::WIDTHS[class]);
+    let head = lane.src.wrapping_neg() % width;
+    let middle = lane.bytes.saturating_sub(head) / width * width;
+    if middle == 0 {
+        f(single, lane);
+        return;
+    }
+    let part = |start: u64, bytes: u64| Lane {
+        src: lane.src + start,
+        dst: lane.dst + start,
+        logical: lane.logical + start,
+        bytes,
+    };
+    for (class, start, bytes) in [
+        (single, 0, head),
+        (class, head, middle),
+        (single, head + middle, lane.bytes - head - middle),
+    ] {
+        if bytes > 0 {
+            f(class, part(start, bytes));
+        }
+    }
+}
+
+/// The number of the widest vector that fits two addresses which differ in these bits.
+fn class_of(difference: u64) -> usize {
+    let fits = |width: &u32| difference.is_multiple_of(u64::from(*width));
+    Entry::WIDTHS.iter().position(fits).unwrap_or(Entry::WIDTHS.len() - 1)
+}
+
+/// A page of one piece, and no tables.
+fn one_piece(chunk_bytes: u64) -> Shape {
+    let side = Side {
+        page_stride: 0,
+        parts: 1,
+        part_stride: 0,
+    };
+    let axis = Axis {
+        count: 1,
+        src_stride: 0,
+        dst_stride: 0,
+        logical_stride: 0,
+    };
+    Shape {
+        chunk_bytes,
+        src: side,
+        dst: side,
+        axes: [axis; 2],
+    }
+}

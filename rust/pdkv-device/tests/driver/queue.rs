@@ -1,0 +1,278 @@
+//! Posting: what it copies, what it asks of the driver, and that it neither waits nor allocates.
+
+use std::sync::PoisonError;
+
+use pdkv_core::ErrorKind;
+use pdkv_device::cuda::{Context, CopyQueue, Kernels, PinnedBuffer, Stream, Ticket};
+use pdkv_device::kernels::{Jobs, PageTables, Wishes};
+
+use crate::allocations::allocations;
+use crate::caches::{Pair, Wish};
+use crate::standin::{ALONE, IMAGE, alive, calls, whole};
+
+fn queue(context: &Context) -> CopyQueue {
+    // SAFETY: the stand-in's image, whole; its kernels are those of this release.
+    let kernels = unsafe { Kernels::load(context, IMAGE) }.unwrap();
+    CopyQueue::new(&kernels).unwrap()
+}
+
+/// Posts the jobs of a pair that lives until the queue was waited for.
+fn post(queue: &mut CopyQueue, pair: &Pair, wishes: Wishes) -> Option<Ticket> {
+    // SAFETY: every test here waits for the stream before the pair is dropped, and uses its buffers in the order of streams.
+    unsafe { queue.post(&pair.jobs, wishes, None) }.unwrap()
+}
+
+fn check_all(pairs: &[Pair], stream: &Stream) {
+    for pair in pairs {
+        pair.check(stream);
+    }
+}
+
+#[test]
+fn a_post_copies_sums_up_and_tells() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let flag = PinnedBuffer::new(&context, 8).unwrap();
+    let told = || {
+        let mut word = [0; 8];
+        flag.read(0, &mut word).unwrap();
+        u64::from_ne_bytes(word)
+    };
+    let mut value = 0;
+    for (same, content, bulk) in [
+        (true, 512, false),
+        (true, 512, true),
+        (false, 512, true),
+        (false, 6, false),
+    ] {
+        let wish = Wish {
+            same,
+            ..Wish::new(2, content)
+        };
+        let pair = Pair::new(&context, &stream, &wish);
+        let wishes = Wishes {
+            sums: true,
+            bulk,
+            most_blocks: None,
+        };
+        for _ in 0..2 {
+            value += 1;
+            pair.reset(&stream);
+            stream.synchronize().unwrap();
+            // SAFETY: all buffers live until the stream is waited for, and nothing else uses them.
+            let ticket = unsafe { queue.post(&pair.jobs, wishes, Some((flag.address(), value))) };
+            let ticket = ticket.unwrap().unwrap();
+            assert_eq!(told(), value - 1, "nothing has run yet");
+            stream.synchronize().unwrap();
+            assert!(queue.passed(ticket).unwrap());
+            assert_eq!((told(), queue.under_way()), (value, 0));
+            assert_eq!(queue.take_sums(ticket), Some(pair.sums.clone()));
+            assert_eq!(queue.take_sums(ticket), None);
+            pair.check(&stream);
+        }
+    }
+    drop((flag, queue, stream, context));
+    assert!(alive(path).is_empty(), "{:?}", alive(path));
+}
+
+#[test]
+fn what_a_post_asks_of_the_driver_does_not_grow_with_the_layers() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let mut asked = Vec::new();
+    for layers in [1, 80] {
+        let pair = Pair::new(&context, &stream, &Wish::new(layers, 64));
+        let mut counted = || {
+            let before = calls(path);
+            let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+            let mut after = calls(path);
+            after.retain(|name, count| {
+                *count -= before.get(name).unwrap_or(&0);
+                *count > 0
+            });
+            stream.synchronize().unwrap();
+            assert!(queue.passed(ticket).unwrap());
+            after
+        };
+        let first = counted();
+        assert_eq!(first["cuMemcpyAsync"], 2, "lanes, which stay, and tables");
+        let second = counted();
+        assert_eq!(second, counted());
+        asked.push(second);
+        pair.check(&stream);
+    }
+    let one: Vec<_> = asked[0].iter().map(|(name, count)| (name.as_str(), *count)).collect();
+    assert_eq!(
+        one,
+        [
+            ("cuCtxPopCurrent_v2", 2),
+            ("cuCtxPushCurrent_v2", 2),
+            ("cuEventRecord", 1),
+            ("cuLaunchKernel", 1),
+            ("cuMemcpyAsync", 1),
+        ]
+    );
+    assert_eq!(asked[0], asked[1]);
+}
+
+#[test]
+fn a_warm_queue_allocates_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let pairs = [1, 3].map(|layers| Pair::new(&context, &stream, &Wish::new(layers, 64)));
+    let mut round = || {
+        let tickets = [0, 1].map(|number: usize| post(&mut queue, &pairs[number], Wishes::default()).unwrap());
+        stream.synchronize().unwrap();
+        assert!(tickets.iter().all(|&ticket| queue.passed(ticket).unwrap()));
+    };
+    round();
+    let before = allocations();
+    round();
+    assert_eq!(allocations(), before);
+    check_all(&pairs, &stream);
+}
+
+#[test]
+fn a_full_ring_is_said_and_larger_tables_get_a_larger_one() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let before = queue.memory_bytes();
+    // Two tables of 4 bytes an entry: 0.8 MB and 1.6 MB, with a ring of 1 MiB.
+    let wish = |blocks: u32| Wish {
+        blocks: ((0..blocks).rev().collect(), (0..blocks).map(|id| id ^ 1).collect()),
+        ..Wish::new(1, 1)
+    };
+    let (large, larger) = (
+        Pair::new(&context, &stream, &wish(100_000)),
+        Pair::new(&context, &stream, &wish(200_000)),
+    );
+    for pair in [&large, &larger] {
+        pair.reset(&stream);
+    }
+    stream.synchronize().unwrap();
+    let first = post(&mut queue, &large, Wishes::default()).unwrap();
+    assert!(post(&mut queue, &large, Wishes::default()).is_none());
+    assert!(
+        post(&mut queue, &larger, Wishes::default()).is_none(),
+        "not while tables are under way"
+    );
+    assert_eq!(queue.under_way(), 1);
+    stream.synchronize().unwrap();
+    let second = post(&mut queue, &larger, Wishes::default()).unwrap();
+    assert!(queue.passed(first).unwrap() && !queue.passed(second).unwrap());
+    assert!(queue.memory_bytes() > before);
+    // Half of what is taken of the new ring.
+    let third = post(&mut queue, &large, Wishes::default());
+    assert!(third.is_none());
+    stream.synchronize().unwrap();
+    assert!(queue.passed(second).unwrap());
+    post(&mut queue, &large, Wishes::default()).unwrap();
+    stream.synchronize().unwrap();
+    larger.check(&stream);
+    large.check(&stream);
+    drop((large, larger, queue, stream, context));
+    assert!(alive(path).is_empty(), "{:?}", alive(path));
+}
+
+#[test]
+fn lanes_of_many_caches_come_and_go() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    // 1,000 layers are 2,000 lanes or 64 KB, of which 16 have room.
+    let pairs: Vec<_> = (0..20)
+        .map(|_| Pair::new(&context, &stream, &Wish::new(1000, 1)))
+        .collect();
+    for _ in 0..2 {
+        for pair in &pairs {
+            pair.reset(&stream);
+        }
+        stream.synchronize().unwrap();
+        // Several under way at a time, so that lanes are overwritten behind launches that read them.
+        for some in pairs.chunks(6) {
+            for pair in some {
+                post(&mut queue, pair, Wishes::default()).unwrap();
+            }
+            stream.synchronize().unwrap();
+        }
+        check_all(&pairs, &stream);
+    }
+}
+
+#[test]
+fn what_cannot_be_posted_leaves_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let mut pair = Pair::new(&context, &stream, &Wish::new(2, 64));
+    let tables = std::mem::replace(
+        &mut pair.jobs.tables,
+        PageTables {
+            src: Some(vec![1]),
+            dst: None,
+        },
+    );
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue.post(&pair.jobs, Wishes::default(), None) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Layout);
+    pair.jobs.tables = tables;
+    pair.jobs.list[0].shape.axes[0].count = 0;
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue.post(&pair.jobs, Wishes::default(), None) }.unwrap_err();
+    assert_eq!((error.kind(), queue.under_way()), (ErrorKind::Layout, 0));
+    // Nothing to copy is a post like any other.
+    // SAFETY: there is nothing to copy.
+    let ticket = unsafe { queue.post(&Jobs::default(), Wishes::default(), None) }
+        .unwrap()
+        .unwrap();
+    stream.synchronize().unwrap();
+    assert!(queue.passed(ticket).unwrap());
+}
+
+#[test]
+fn a_queue_that_goes_waits_for_what_is_under_way() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
+    pair.reset(&stream);
+    stream.synchronize().unwrap();
+    let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+    assert!(!queue.passed(ticket).unwrap());
+    drop(queue);
+    pair.check(&stream);
+    drop((pair, stream, context));
+    assert!(alive(path).is_empty(), "{:?}", alive(path));
+}
