@@ -25,8 +25,8 @@ impl Object {
     }
 
     /// The object of this name if the process has it already.
-    pub(crate) fn loaded(name: &str) -> Option<Self> {
-        Self::with_flags(Path::new(name), libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
+    pub(crate) fn loaded(name: &Path) -> Option<Self> {
+        Self::with_flags(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
     }
 
     fn with_flags(path: &Path, flags: c_int) -> Result<Self, String> {

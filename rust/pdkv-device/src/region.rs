@@ -22,17 +22,17 @@ pub struct HostRegion {
     len: u64,
     writable: bool,
     serial: u64,
-    #[expect(dead_code, reason = "held for its drop")]
     backing: Backing,
     shared: Option<Shared>,
 }
 
 /// What keeps the bytes mapped.
-#[expect(dead_code, reason = "held for its drop")]
 pub(crate) enum Backing {
     /// Our own mapping, unmapped with the region.
+    #[expect(dead_code, reason = "held for its drop")]
     Mapping(Mapping),
     /// Somebody else's memory; the keeper is dropped with the region.
+    #[expect(dead_code, reason = "held for its drop")]
     Foreign(Box<dyn Any + Send + Sync>),
     /// The region this one is a part of.
     Whole(Arc<HostRegion>),
@@ -174,6 +174,15 @@ impl HostRegion {
             whole,
             shared,
         ))
+    }
+
+    /// The region that this one is a part of, at the end of the chain; itself when it is no part.
+    pub(crate) fn root(self: &Arc<Self>) -> Arc<Self> {
+        let mut root = self;
+        while let Backing::Whole(whole) = &root.backing {
+            root = whole;
+        }
+        Arc::clone(root)
     }
 
     /// The number of bytes.

@@ -59,9 +59,14 @@ impl Context {
         self.driver().functions()
     }
 
+    pub(super) fn handle(&self) -> CuContext {
+        self.0.handle
+    }
+
     /// Enters; what the caller's thread had is back when the result is dropped.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         let driver = self.driver();
+        driver.usable()?;
         // SAFETY: a context that is retained as long as `self` lives, which the result borrows.
         let status = unsafe { (driver.functions().cuCtxPushCurrent_v2)(self.0.handle) };
         driver.check("cuCtxPushCurrent_v2", status)?;
@@ -87,6 +92,9 @@ impl Drop for Entered<'_> {
 
 impl Drop for Retained {
     fn drop(&mut self) {
+        if self.device.driver().usable().is_err() {
+            return;
+        }
         let release = self.device.driver().functions().cuDevicePrimaryCtxRelease_v2;
         // SAFETY: retained once by this value. Fails only when the driver itself is going away.
         unsafe { release(self.device.handle()) };

@@ -4,9 +4,10 @@ use std::ffi::{CStr, c_int};
 
 use pdkv_core::Result;
 
-use super::abi::{CuDevice, device};
+use super::abi::{CuDevice, CuUuid};
 use super::context::Context;
 use super::driver::Driver;
+use super::numbers as n;
 use crate::kernels::DeviceFacts;
 
 /// A device. Nothing is made on it by looking.
@@ -65,10 +66,35 @@ impl Device {
                 "`{name}` is a MIG instance, whose border neither CUDA IPC nor peer access crosses"
             )));
         }
-        if self.attribute(device::UNIFIED_ADDRESSING)? == 0 {
+        if self.attribute(n::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
             return Ok(Some(format!("`{name}` has no unified addressing")));
         }
         Ok(None)
+    }
+
+    /// The name that it has in every process, whatever number it has there.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = CuUuid::default();
+        // SAFETY: a struct of ours to write to.
+        let status = unsafe { (self.driver.functions().cuDeviceGetUuid_v2)(&raw mut uuid, self.handle) };
+        self.driver.check("cuDeviceGetUuid_v2", status)?;
+        Ok(uuid.bytes)
+    }
+
+    /// Whether kernels on this device can be given the memory of another one.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn can_reach(&self, other: &Self) -> Result<bool> {
+        let mut can = 0;
+        let ask = self.driver.functions().cuDeviceCanAccessPeer;
+        // SAFETY: an integer of ours to write to, and devices that the driver named.
+        let status = unsafe { ask(&raw mut can, self.handle, other.handle) };
+        self.driver.check("cuDeviceCanAccessPeer", status)?;
+        Ok(can != 0)
     }
 
     /// What a launch needs to know.
@@ -79,13 +105,13 @@ impl Device {
         let number = |attribute| self.attribute(attribute).map(c_int::unsigned_abs);
         Ok(DeviceFacts {
             capability: (
-                number(device::COMPUTE_CAPABILITY_MAJOR)?,
-                number(device::COMPUTE_CAPABILITY_MINOR)?,
+                number(n::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(n::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
-            multiprocessors: number(device::MULTIPROCESSOR_COUNT)?,
-            threads_per_multiprocessor: number(device::MAX_THREADS_PER_MULTIPROCESSOR)?,
-            shared_bytes: number(device::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
-            block_shared_bytes: number(device::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            multiprocessors: number(n::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            threads_per_multiprocessor: number(n::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            shared_bytes: number(n::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+            block_shared_bytes: number(n::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         })
     }
 
@@ -105,7 +131,7 @@ impl Device {
         self.handle
     }
 
-    fn attribute(&self, attribute: c_int) -> Result<c_int> {
+    pub(super) fn attribute(&self, attribute: c_int) -> Result<c_int> {
         let mut value = 0;
         // SAFETY: an integer of ours to write to.
         let status = unsafe { (self.driver.functions().cuDeviceGetAttribute)(&raw mut value, attribute, self.handle) };

@@ -1,17 +1,21 @@
 //! The driver library: loaded, asked for its functions, started. What it cannot be used for is a typed refusal.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::abi::{CUDA_ERROR_NO_DEVICE, Functions};
+use super::abi::Functions;
+use super::batch::Batch;
 use super::device::Device;
+use super::numbers::CUDA_ERROR_NO_DEVICE;
 use crate::object::{Object, file_of};
 
 /// The name under which the system's linker knows it.
-pub(super) const LIBRARY: &str = "libcuda.so.1";
+const LIBRARY: &str = "libcuda.so.1";
+/// Names another library to load in its place.
+const LIBRARY_SETTING: &str = "PDKV_CUDA_LIBRARY";
 
 /// The oldest driver that loads what an NVRTC of CUDA 12 makes.
 const OLDEST: (u32, u32) = (12, 0);
@@ -23,6 +27,9 @@ pub struct Driver(Arc<Loaded>);
 struct Loaded {
     functions: Functions,
     version: (u32, u32),
+    batch: OnceLock<Batch>,
+    /// The process that started it. A fork of it has neither the driver's threads nor its mappings.
+    process: u32,
 }
 
 impl std::fmt::Debug for Driver {
@@ -32,12 +39,13 @@ impl std::fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The system's driver.
+    /// The system's driver, or the one that the environment names by `PDKV_CUDA_LIBRARY`.
     ///
     /// # Errors
-    /// `Unsupported` when there is none, it is older than 12.0, does not start, or shows no device.
+    /// `Unsupported` when there is none, it is older than 12.0, does not start, shows no device, or was started before this process was
+    /// forked.
     pub fn open() -> Result<Self> {
-        Self::open_at(Path::new(LIBRARY))
+        Self::open_at(&library())
     }
 
     /// The driver at a path.
@@ -54,6 +62,7 @@ impl Driver {
         })?;
         let identity = functions.cuInit as usize;
         if let Some((_, known)) = opened.iter().find(|(known, _)| *known == identity) {
+            known.usable()?;
             return Ok(known.clone());
         }
         let version = functions.version()?;
@@ -73,7 +82,12 @@ impl Driver {
                 return Err(refuse(format!("the CUDA driver does not start: {reason}")));
             }
         }
-        let driver = Self(Arc::new(Loaded { functions, version }));
+        let driver = Self(Arc::new(Loaded {
+            functions,
+            version,
+            batch: OnceLock::new(),
+            process: std::process::id(),
+        }));
         if driver.device_count()? == 0 {
             return Err(refuse(NO_DEVICE.to_owned()).with_hint(NO_DEVICE_HINT));
         }
@@ -110,6 +124,34 @@ impl Driver {
         &self.0.functions
     }
 
+    /// The call for many copies at once, looked for when it is first asked for.
+    pub(super) fn batch(&self) -> &Batch {
+        self.0.batch.get_or_init(|| Batch::find(self))
+    }
+
+    /// A number that is the same for handles of one library.
+    pub(super) fn identity(&self) -> usize {
+        self.functions().cuInit as usize
+    }
+
+    /// Whether this is the process that started the driver.
+    ///
+    /// # Errors
+    /// `Unsupported` in a fork of it, where calls would fail or wait for threads that are not there.
+    pub(super) fn usable(&self) -> Result<()> {
+        let process = std::process::id();
+        if process == self.0.process {
+            return Ok(());
+        }
+        let message = format!(
+            "the CUDA driver was started by process `{}`, of which this one, `{process}`, is a fork",
+            self.0.process
+        );
+        Err(Error::new(ErrorKind::Unsupported, "use the GPU", message).with_hint(
+            "start processes that use a GPU with `spawn` or `forkserver`, or fork before the GPU is first used",
+        ))
+    }
+
     /// Whether a call went well.
     ///
     /// # Errors
@@ -122,6 +164,17 @@ impl Driver {
 const NO_DEVICE: &str = "the CUDA driver finds no device";
 const NO_DEVICE_HINT: &str =
     "look at CUDA_VISIBLE_DEVICES, and whether a GPU in MIG mode has any instance (`nvidia-smi -L`)";
+
+/// What is loaded as the driver.
+fn library() -> PathBuf {
+    let named = std::env::var_os(LIBRARY_SETTING).filter(|name| !name.is_empty());
+    PathBuf::from(named.unwrap_or_else(|| LIBRARY.into()))
+}
+
+/// The driver, if the process has it loaded already.
+pub(super) fn loaded() -> Option<Object> {
+    Object::loaded(&library())
+}
 
 fn refuse(message: String) -> Error {
     Error::new(ErrorKind::Unsupported, "load the CUDA driver", message)

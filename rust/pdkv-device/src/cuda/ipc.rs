@@ -3,10 +3,15 @@
 //! A handle names a whole allocation. Where in it the bytes are that somebody means is for that somebody to say, and for the
 //! owner of the mapping to check.
 
+use std::sync::{Mutex, PoisonError};
+
 use pdkv_core::Result;
 
-use super::abi::{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CuIpcMemHandle};
+use super::abi::CuIpcMemHandle;
 use super::context::Context;
+use super::numbers::{
+    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+};
 
 /// The name of an allocation, for other processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,12 +38,25 @@ impl IpcHandle {
     }
 }
 
-/// An allocation of another process, mapped; unmapped when dropped, which waits for the device.
+/// An allocation of another process, mapped. Whoever opens it again in this process shares the mapping; it goes with its last holder, which
+/// waits for the device.
 #[derive(Debug)]
 pub struct IpcMapping {
     context: Context,
+    handle: IpcHandle,
     address: u64,
 }
+
+/// A mapping of this process, and how many hold it. Opening and closing happen under the lock: a driver need not open one handle twice.
+struct Open {
+    driver: usize,
+    ordinal: u32,
+    handle: IpcHandle,
+    address: u64,
+    holders: usize,
+}
+
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 impl IpcMapping {
     /// Maps an allocation. Where it lies on another device, peer access is switched on.
@@ -46,15 +64,27 @@ impl IpcMapping {
     /// # Errors
     /// `Device` when the handle is of this process, no longer of any, or the devices cannot reach each other.
     pub fn open(context: &Context, handle: &IpcHandle) -> Result<Self> {
+        let (driver, ordinal) = (context.driver().identity(), context.device().ordinal());
         let _entered = context.enter()?;
-        let mut address = 0;
-        let handle = CuIpcMemHandle { reserved: handle.0 };
-        let open = context.functions().cuIpcOpenMemHandle_v2;
-        // SAFETY: a number of ours to write to; the driver checks the handle.
-        let status = unsafe { open(&raw mut address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) };
-        context.driver().check("cuIpcOpenMemHandle_v2", status)?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |open: &&mut Open| (open.driver, open.ordinal, open.handle) == (driver, ordinal, *handle);
+        let address = if let Some(known) = open.iter_mut().find(known) {
+            known.holders += 1;
+            known.address
+        } else {
+            let address = map(context, handle)?;
+            open.push(Open {
+                driver,
+                ordinal,
+                handle: *handle,
+                address,
+                holders: 1,
+            });
+            address
+        };
         Ok(Self {
             context: context.clone(),
+            handle: *handle,
             address,
         })
     }
@@ -65,10 +95,42 @@ impl IpcMapping {
     }
 }
 
+fn map(context: &Context, handle: &IpcHandle) -> Result<u64> {
+    let mut address = 0;
+    let handle = CuIpcMemHandle { reserved: handle.0 };
+    let open = context.functions().cuIpcOpenMemHandle_v2;
+    // SAFETY: a number of ours to write to; the driver checks the handle.
+    let status = unsafe { open(&raw mut address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) };
+    let checked = context.driver().check("cuIpcOpenMemHandle_v2", status);
+    match status {
+        CUDA_ERROR_INVALID_CONTEXT => checked.map_err(|error| {
+            error.with_hint("a process cannot open a handle of its own memory, whose address it has")
+        })?,
+        CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => checked.map_err(|error| {
+            error.with_hint(
+                "the memory is on another GPU, and there is neither NVLink nor peer access by PCIe between the two",
+            )
+        })?,
+        _ => checked?,
+    }
+    Ok(address)
+}
+
 impl Drop for IpcMapping {
     fn drop(&mut self) {
-        if let Some(_entered) = self.context.enter_to_drop() {
-            // SAFETY: mapped by us and unmapped once; the driver waits for what still uses it.
+        let Some(_entered) = self.context.enter_to_drop() else {
+            return;
+        };
+        let (driver, ordinal) = (self.context.driver().identity(), self.context.device().ordinal());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |open: &Open| (open.driver, open.ordinal, open.handle) == (driver, ordinal, self.handle);
+        let Some(at) = open.iter().position(known) else {
+            return;
+        };
+        open[at].holders -= 1;
+        if open[at].holders == 0 {
+            open.swap_remove(at);
+            // SAFETY: mapped by us, and nobody holds it any more; the driver waits for what still uses it.
             unsafe { (self.context.functions().cuIpcCloseMemHandle)(self.address) };
         }
     }

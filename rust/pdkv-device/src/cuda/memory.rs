@@ -1,10 +1,9 @@
-//! Memory of our own for tables, flags and tests, copies between any memory, and what the driver knows of an address.
+//! Memory of our own for tables, flags and pools, and copies between any memory.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_void;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::abi::pointer;
 use super::context::Context;
 use super::stream::Stream;
 
@@ -92,11 +91,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `Device` when the driver fails.
     pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: exactly the memory of this buffer; freeing it waits for the device.
-        let status =
-            unsafe { (self.context.functions().cuMemsetD8Async)(self.address, byte, self.len, stream.handle()) };
-        self.context.driver().check("cuMemsetD8Async", status)
+        fill(stream, self.address, byte, self.len)
     }
 
     fn check(&self, operation: &'static str, offset: usize, len: usize) -> Result<()> {
@@ -187,12 +182,21 @@ impl Drop for PinnedBuffer {
     }
 }
 
-fn inside(operation: &'static str, whole: usize, offset: usize, len: usize) -> Result<()> {
+pub(super) fn inside(operation: &'static str, whole: usize, offset: usize, len: usize) -> Result<()> {
     if offset.checked_add(len).is_some_and(|end| end <= whole) {
         return Ok(());
     }
     let message = format!("`{len}` bytes at `{offset}` leave a buffer of `{whole}` bytes");
     Err(Error::new(ErrorKind::Region, operation, message))
+}
+
+/// Fills memory of our own, in the order of the stream. Freeing it waits for the device.
+pub(super) fn fill(stream: &Stream, address: u64, byte: u8, len: usize) -> Result<()> {
+    let context = stream.context();
+    let _entered = context.enter()?;
+    // SAFETY: memory of a buffer or a region that the caller borrows or makes.
+    let status = unsafe { (context.functions().cuMemsetD8Async)(address, byte, len, stream.handle()) };
+    context.driver().check("cuMemsetD8Async", status)
 }
 
 /// Copies between any memory that the driver reaches, in the order of the stream. Nothing is copied for a length of 0.
@@ -211,75 +215,4 @@ pub unsafe fn copy_async(stream: &Stream, dst: u64, src: u64, bytes: usize) -> R
     // SAFETY: as the caller promises.
     let status = unsafe { (context.functions().cuMemcpyAsync)(dst, src, bytes, stream.handle()) };
     context.driver().check("cuMemcpyAsync", status)
-}
-
-/// Where memory lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// In host memory that the driver knows.
-    Host,
-    /// On a device.
-    Device,
-    /// Wherever the driver moves it.
-    Managed,
-}
-
-/// What the driver knows of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PointerFacts {
-    /// Where the memory lies.
-    pub kind: MemoryKind,
-    /// The number of its device, if it has one.
-    pub ordinal: Option<u32>,
-    /// Where the allocation begins that holds the address.
-    pub base: u64,
-    /// Bytes of that allocation.
-    pub len: u64,
-    /// Whether CUDA IPC can share it: memory of `cudaMalloc` is, that of expandable segments is not.
-    pub ipc: bool,
-}
-
-/// What the driver knows of an address; `None` for memory that is not its own.
-///
-/// # Errors
-/// `Device` when the driver fails.
-pub fn pointer_facts(context: &Context, address: u64) -> Result<Option<PointerFacts>> {
-    const ATTRIBUTES: [c_int; 6] = [
-        pointer::MEMORY_TYPE,
-        pointer::IS_MANAGED,
-        pointer::DEVICE_ORDINAL,
-        pointer::IS_LEGACY_CUDA_IPC_CAPABLE,
-        pointer::RANGE_START_ADDR,
-        pointer::RANGE_SIZE,
-    ];
-    let (mut kind, mut managed, mut ordinal, mut ipc) = (0_u32, 0_u32, 0_i32, 0_u32);
-    let (mut base, mut len) = (0_u64, 0_u64);
-    let values: [*mut c_void; 6] = [
-        (&raw mut kind).cast(),
-        (&raw mut managed).cast(),
-        (&raw mut ordinal).cast(),
-        (&raw mut ipc).cast(),
-        (&raw mut base).cast(),
-        (&raw mut len).cast(),
-    ];
-    let _entered = context.enter()?;
-    let count = ATTRIBUTES.len() as c_uint;
-    // SAFETY: six attributes and six places, each as wide as its attribute or wider; the address is only looked up.
-    let status =
-        unsafe { (context.functions().cuPointerGetAttributes)(count, ATTRIBUTES.as_ptr(), values.as_ptr(), address) };
-    context.driver().check("cuPointerGetAttributes", status)?;
-    let kind = match kind {
-        pointer::HOST => MemoryKind::Host,
-        pointer::DEVICE if managed == 0 => MemoryKind::Device,
-        pointer::DEVICE | pointer::UNIFIED => MemoryKind::Managed,
-        _ => return Ok(None),
-    };
-    Ok(Some(PointerFacts {
-        kind,
-        ordinal: u32::try_from(ordinal).ok(),
-        base,
-        len,
-        // Booleans are one byte wide: the rest stays 0 as it was.
-        ipc: ipc != 0,
-    }))
 }

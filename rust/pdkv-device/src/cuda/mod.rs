@@ -1,43 +1,56 @@
 //! The CUDA driver, found at run time: absent, too old or without a device is a value with its reason, not a crash.
 //!
-//! A safe face on the calls that are needed: devices, the primary context, streams, events, memory, IPC, and launches; and, in
-//! `pages.rs`, the kernels of `cuda/` on them. No transport uses it yet.
+//! A safe face on the calls that are needed: devices, the primary context, streams, events, memory and launches; in `pages.rs` the
+//! kernels of `cuda/` on them; and above these what the engine works with: [`Gpu`], [`DeviceRegion`], the extents of one that another
+//! process maps as a [`DeviceMapping`], and [`HostAccess`]. No address from outside is ever used: extents are handles and offsets, checked
+//! against what the driver says of them.
 
 mod abi;
+mod batch;
 mod context;
 mod device;
 mod driver;
+mod facts;
 mod find;
+mod gpu;
+mod host;
 mod ipc;
 mod lane_tables;
+mod mapping;
 mod memory;
 mod module;
+mod numbers;
 mod pages;
 mod post_layout;
 mod post_tables;
 #[cfg(test)]
 mod probe;
 mod queue;
+mod region;
 mod ring;
+mod share;
 mod stream;
-
-use std::ffi::{c_int, c_void};
+mod vmm;
 
 use pdkv_core::Result;
 
+pub use batch::{copy_batch_async, has_batch};
 pub use context::Context;
 pub use device::Device;
 pub use driver::Driver;
+pub use facts::{MemoryKind, PointerFacts, pointer_facts};
 pub use find::{Attempt, Origin, Sources};
+pub use gpu::Gpu;
+pub use host::HostAccess;
 pub use ipc::{IpcHandle, IpcMapping};
-pub use memory::{DeviceBuffer, MemoryKind, PinnedBuffer, PointerFacts, copy_async, pointer_facts};
+pub use mapping::{DeviceMapping, Laying};
+pub use memory::{DeviceBuffer, PinnedBuffer, copy_async};
 pub use module::{Extent, Function, Module};
 pub use pages::{Kernels, Prepared};
 pub use queue::{CopyQueue, Ticket};
+pub use region::DeviceRegion;
+pub use share::{Handle, SharedExtent};
 pub use stream::{Event, Stream};
-
-use crate::object::Object;
-use driver::LIBRARY;
 
 /// What a look for the driver found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +68,6 @@ pub enum Presence {
         devices: u32,
     },
 }
-
-type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
-
-const MEMORY_TYPE: c_int = 2;
 
 /// Looks for the driver by dlopen and asks it for its version and devices. Makes no context.
 pub fn probe() -> Presence {
@@ -79,17 +88,10 @@ impl Presence {
 
 /// Whether the driver, if the process already uses it, knows the address as its own or as registered.
 pub(crate) fn knows(address: u64) -> bool {
-    let Some(library) = Object::loaded(LIBRARY) else {
-        return false;
-    };
-    let Some(query) = library.symbol("cuPointerGetAttribute") else {
-        return false;
-    };
-    // SAFETY: `cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`, unchanged since CUDA 4.0.
-    let query: PointerAttribute = unsafe { std::mem::transmute(query) };
-    let mut kind: u64 = 0;
-    // SAFETY: the memory type is one unsigned int, for which `kind` has room; the address is only looked up.
-    unsafe { query((&raw mut kind).cast(), MEMORY_TYPE, address) == 0 }
+    matches!(
+        facts::raw(address, numbers::CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
+        Ok(Some(_))
+    )
 }
 
 #[cfg(test)]

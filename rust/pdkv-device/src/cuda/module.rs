@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::abi::{CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CuFunction, CuModule};
+use super::abi::{CuFunction, CuModule};
 use super::context::Context;
+use super::numbers::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use super::stream::Stream;
 
 /// Shared memory that any kernel may ask for without saying so first.

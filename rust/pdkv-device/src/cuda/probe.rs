@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::abi::{CONSTANTS, Functions};
+use super::abi::{Functions, LAYOUTS};
+use super::batch::{BatchOf12, BatchOf13};
+use super::numbers::NUMBERS;
 
 fn includes() -> Vec<PathBuf> {
     let named = std::env::var("PDKV_TEST_NVRTC").unwrap_or_default();
@@ -41,11 +43,25 @@ fn every_function_and_constant_is_as_in_the_header() {
             }
             expected.push(line);
         }
-        for (name, value) in CONSTANTS {
+        let batch = expected.len();
+        expected.push(String::new());
+        // The batched copy has two forms: the header's release says which.
+        writeln!(
+            body,
+            "tell<decltype(&cuMemcpyBatchAsync)>::about(CUDA_VERSION >= 13000 ? \"batch of 13\" : \"batch of 12\");"
+        )
+        .unwrap();
+        for (name, value) in NUMBERS.iter().chain(LAYOUTS) {
             writeln!(body, "std::printf(\"%s %lld\\n\", \"{name}\", (long long)({name}));").unwrap();
             expected.push(format!("{name} {value}"));
         }
         let found = run(include, &body, number);
+        let of_13 = found.iter().any(|line| line.starts_with("batch of 13"));
+        expected[batch] = if of_13 {
+            format!("batch of 13{}", arguments_of::<BatchOf13>())
+        } else {
+            format!("batch of 12{}", arguments_of::<BatchOf12>())
+        };
         let wrong: Vec<_> = expected
             .iter()
             .zip(&found)
@@ -61,11 +77,23 @@ fn every_function_and_constant_is_as_in_the_header() {
     }
 }
 
+/// The arguments of a function's type in the words of the comparison, from its name: pointers, and sizes.
+fn arguments_of<F>() -> String {
+    let name = std::any::type_name::<F>();
+    let inside = name.split_once('(').unwrap().1.rsplit_once(')').unwrap().0;
+    let word = |argument: &str| match argument {
+        pointer if pointer.starts_with('*') => " 8p",
+        "usize" => " 8",
+        other => panic!("`{other}` is not expected"),
+    };
+    inside.split(", ").map(word).collect()
+}
+
 fn run(include: &Path, body: &str, number: usize) -> Vec<String> {
     let scratch = std::env::temp_dir().join(format!("pdkv-cuda-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&scratch).unwrap();
     let text = format!(
-        "#include <cstdio>\n#include <type_traits>\n#include <cuda.h>\n\
+        "#include <cstddef>\n#include <cstdio>\n#include <type_traits>\n#include <cuda.h>\n\
          template <class F> struct tell;\n\
          template <class... A> struct tell<CUresult (*)(A...)> {{\n\
          static void about(const char *name) {{\n\

@@ -1,11 +1,16 @@
 //! Streams and events: in which order a device does what it is asked.
 
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use pdkv_core::Result;
 
-use super::abi::{CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent, CuStream};
+use super::abi::{CuEvent, CuStream};
 use super::context::Context;
+use super::numbers::{
+    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CU_STREAM_WRITE_VALUE_DEFAULT,
+    CUDA_ERROR_NOT_READY,
+};
 
 /// A stream. One of our own waits for nobody, the default stream included.
 #[derive(Clone, Debug)]
@@ -59,6 +64,11 @@ impl Stream {
         &self.0.context
     }
 
+    /// Its handle as a number, as torch's `stream.cuda_stream`.
+    pub fn address(&self) -> u64 {
+        self.0.stream.expose_provenance() as u64
+    }
+
     pub(super) fn handle(&self) -> CuStream {
         self.0.stream
     }
@@ -71,7 +81,7 @@ impl Stream {
         let context = self.context();
         let _entered = context.enter()?;
         // SAFETY: live handles, both held by values that are borrowed here.
-        let status = unsafe { (context.functions().cuStreamWaitEvent)(self.handle(), event.event, 0) };
+        let status = unsafe { (context.functions().cuStreamWaitEvent)(self.handle(), event.handle(), 0) };
         context.driver().check("cuStreamWaitEvent", status)
     }
 
@@ -85,6 +95,22 @@ impl Stream {
         // SAFETY: a live handle.
         let status = unsafe { (context.functions().cuStreamQuery)(self.handle()) };
         ready(context, "cuStreamQuery", status)
+    }
+
+    /// Writes a word when all that was asked so far is done, which then can be seen by whoever sees the word.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    ///
+    /// # Safety
+    /// The word must be live, aligned, reached by the device, and written by nobody else, until the stream has passed the write.
+    pub unsafe fn write_value(&self, address: u64, value: u64) -> Result<()> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        let write = context.functions().cuStreamWriteValue64_v2;
+        // SAFETY: a live stream, and a word as the caller promises.
+        let status = unsafe { write(self.handle(), address, value, CU_STREAM_WRITE_VALUE_DEFAULT) };
+        context.driver().check("cuStreamWriteValue64_v2", status)
     }
 
     /// Blocks until all that was asked is done.
@@ -128,15 +154,31 @@ impl Event {
     /// # Errors
     /// `Device` when the driver fails.
     pub fn new(context: &Context) -> Result<Self> {
+        Self::with_flags(context, CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// Makes an event that also knows when it was passed, which costs the device a little.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn timed(context: &Context) -> Result<Self> {
+        Self::with_flags(context, CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(context: &Context, flags: c_uint) -> Result<Self> {
         let _entered = context.enter()?;
         let mut event = std::ptr::null_mut();
         // SAFETY: a pointer of ours to write to; the context is entered.
-        let status = unsafe { (context.functions().cuEventCreate)(&raw mut event, CU_EVENT_DISABLE_TIMING) };
+        let status = unsafe { (context.functions().cuEventCreate)(&raw mut event, flags) };
         context.driver().check("cuEventCreate", status)?;
         Ok(Self {
             context: context.clone(),
             event,
         })
+    }
+
+    pub(super) fn handle(&self) -> CuEvent {
+        self.event
     }
 
     /// Puts the event behind all that the stream was asked so far.
@@ -161,6 +203,20 @@ impl Event {
         ready(&self.context, "cuEventQuery", status)
     }
 
+    /// Microseconds from an earlier event to this one. Both must be timed, recorded and passed.
+    ///
+    /// # Errors
+    /// `Device` when one of them is not.
+    pub fn elapsed_us(&self, earlier: &Self) -> Result<f64> {
+        let _entered = self.context.enter()?;
+        let mut milliseconds = 0.0;
+        let ask = self.context.functions().cuEventElapsedTime;
+        // SAFETY: a number of ours to write to, and live handles.
+        let status = unsafe { ask(&raw mut milliseconds, earlier.event, self.event) };
+        self.context.driver().check("cuEventElapsedTime", status)?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
+
     /// Blocks until the stream has passed it.
     ///
     /// # Errors
@@ -182,7 +238,7 @@ impl Drop for Event {
     }
 }
 
-fn ready(context: &Context, call: &'static str, status: std::ffi::c_int) -> Result<bool> {
+fn ready(context: &Context, call: &'static str, status: c_int) -> Result<bool> {
     match status {
         CUDA_ERROR_NOT_READY => Ok(false),
         status => context.driver().check(call, status).map(|()| true),

@@ -19,6 +19,11 @@ pub(crate) struct Other {
 impl Other {
     /// Starts the test `entry` of this binary in a process of its own and waits until it connects.
     pub(crate) fn start(entry: &str) -> Self {
+        Self::start_with(entry, &[])
+    }
+
+    /// The same with an environment of its own.
+    pub(crate) fn start_with(entry: &str, environment: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pdkv-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path: PathBuf = std::env::temp_dir().join(name);
@@ -26,6 +31,7 @@ impl Other {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", entry, "--test-threads=1"])
             .env(SOCKET, &path)
+            .envs(environment.iter().copied())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();

@@ -7,7 +7,7 @@ use pdkv_device::cuda::{Kernels, PinnedBuffer, Stream};
 use pdkv_device::kernels::{PageTables, Wishes};
 
 use crate::caches::{Pair, Wish};
-use crate::standin::{ALONE, IMAGE, alive, whole};
+use crate::standin::{ALONE, IMAGE, alive, since, whole};
 
 #[test]
 fn a_plan_is_launched_and_its_end_is_told() {
@@ -15,6 +15,7 @@ fn a_plan_is_launched_and_its_end_is_told() {
     let Some((driver, path)) = whole() else {
         return;
     };
+    let before = alive(path);
     let context = driver.device(0).unwrap().context().unwrap();
     let stream = Stream::new(&context).unwrap();
     // SAFETY: the stand-in's image, whole; its kernels are those of this release.
@@ -64,7 +65,7 @@ fn a_plan_is_launched_and_its_end_is_told() {
         assert_eq!(error.kind(), ErrorKind::Layout);
     }
     drop((flag, kernels, stream, context));
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    assert!(since(path, &before).is_empty(), "{:?}", since(path, &before));
 }
 
 #[test]

@@ -4,9 +4,14 @@
 
 mod allocations;
 mod caches;
+#[path = "../common/mod.rs"]
+mod common;
 mod copies;
 mod find;
+mod memory;
+mod order;
 mod queue;
+mod sharing;
 mod standin;
 
 use std::path::Path;
@@ -14,46 +19,55 @@ use std::sync::PoisonError;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{
-    DeviceBuffer, Driver, Event, Extent, IpcHandle, IpcMapping, MemoryKind, Module, PinnedBuffer, Stream, copy_async,
-    pointer_facts,
+    DeviceBuffer, Driver, Event, Extent, Gpu, IpcHandle, IpcMapping, MemoryKind, Module, PinnedBuffer, Stream,
+    copy_async, pointer_facts,
 };
 
-use standin::{ALONE, IMAGE, alive, compile, counts, whole};
+use standin::{ALONE, IMAGE, alive, compile, counts, since, variant, whole};
 
 #[test]
 fn what_cannot_be_used_is_a_value_with_its_reason() {
     let error = Driver::open_at(Path::new("/nowhere/libcuda.so.1")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("no CUDA driver"), "{error}");
-    let cases: [(&str, &[&str], &str); 5] = [
-        ("old", &["STANDIN_VERSION=11040"], "speaks CUDA `11.4`, `12.0` or newer"),
-        ("none", &["STANDIN_INIT=100"], "finds no device"),
-        ("hidden", &["STANDIN_DEVICES=0"], "finds no device"),
+    let cases = [
+        (
+            "old",
+            "PDKV_STANDIN_VERSION=11040",
+            "speaks CUDA `11.4`, `12.0` or newer",
+        ),
+        ("none", "PDKV_STANDIN_INIT=100", "finds no device"),
+        ("hidden", "PDKV_STANDIN_DEVICES=0", "finds no device"),
         (
             "broken",
-            &["STANDIN_INIT=802"],
+            "PDKV_STANDIN_INIT=802",
             "does not start: `cuInit` returned `802`",
         ),
-        ("partial", &["STANDIN_LACKS_IPC"], "lacks `cuIpcGetMemHandle`"),
     ];
-    for (name, defines, part) in cases {
-        let defines: Vec<_> = defines.iter().chain(&["STANDIN_BARE"]).copied().collect();
-        let Some(path) = compile(name, &defines) else {
+    for (name, setting, part) in cases {
+        let Some(path) = variant(name, &[setting]) else {
             return;
         };
         let error = Driver::open_at(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}");
         assert!(error.message().contains(part), "{name}: {error}");
     }
+    let partial = compile("partial", &["STANDIN_BARE", "STANDIN_LACKS_IPC"]).unwrap();
+    let error = Driver::open_at(&partial).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("lacks `cuIpcGetMemHandle`"), "{error}");
 }
 
 #[test]
 fn an_instance_of_mig_is_cut_off() {
-    let Some(path) = compile("mig", &["STANDIN_BARE", "STANDIN_NAME=\"NVIDIA H200 MIG 1g.18gb\""]) else {
+    let Some(path) = variant("mig", &["PDKV_STANDIN_NAME=NVIDIA H200 MIG 1g.18gb"]) else {
         return;
     };
-    let device = Driver::open_at(&path).unwrap().device(0).unwrap();
-    assert!(device.isolated().unwrap().unwrap().contains("MIG instance"));
+    let driver = Driver::open_at(&path).unwrap();
+    let (gpu, next) = (Gpu::open_on(&driver, 0).unwrap(), Gpu::open_on(&driver, 1).unwrap());
+    assert!(gpu.isolated().unwrap().contains("MIG instance"));
+    gpu.reaches(&gpu).unwrap();
+    assert!(gpu.reaches(&next).unwrap_err().contains("MIG instance"));
 }
 
 #[test]
@@ -62,7 +76,7 @@ fn a_device_is_described_and_a_missing_one_refused() {
     let Some((driver, _)) = whole() else {
         return;
     };
-    assert_eq!((driver.version(), driver.device_count().unwrap()), ((12, 4), 2));
+    assert_eq!((driver.version(), driver.device_count().unwrap()), ((13, 0), 2));
     let device = driver.device(1).unwrap();
     assert_eq!(
         (device.ordinal(), device.name().unwrap().as_str()),
@@ -85,7 +99,7 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
     let Some((driver, path)) = whole() else {
         return;
     };
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    let before = alive(path);
     let stream = {
         let context = driver.device(0).unwrap().context().unwrap();
         let stream = Stream::new(&context).unwrap();
@@ -98,11 +112,11 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
         let module = unsafe { Module::load(&context, IMAGE) }.unwrap();
         let function = module.function("pdkv2_copy_tiles_1", 0).unwrap();
         drop(module);
-        assert_eq!(alive(path)["modules"], 1, "a function keeps its module");
+        assert_eq!(since(path, &before)["modules"], 1, "a function keeps its module");
         drop((function, event, memory, pinned));
         stream
     };
-    let left = alive(path);
+    let left = since(path, &before);
     assert_eq!(
         left.iter()
             .map(|(name, count)| (name.as_str(), *count))
@@ -118,7 +132,7 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
     assert!(foreign.done().unwrap());
     drop(foreign);
     std::thread::spawn(move || drop(stream)).join().unwrap();
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    assert!(since(path, &before).is_empty(), "{:?}", since(path, &before));
 }
 
 #[test]
@@ -190,7 +204,7 @@ fn an_address_is_looked_up() {
 }
 
 #[test]
-fn memory_of_another_process_is_mapped_and_left() {
+fn handles_of_this_process_and_of_nobody_are_refused() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((driver, path)) = whole() else {
         return;
@@ -198,16 +212,16 @@ fn memory_of_another_process_is_mapped_and_left() {
     let context = driver.device(0).unwrap().context().unwrap();
     let memory = DeviceBuffer::new(&context, 64).unwrap();
     let handle = IpcHandle::of(&context, memory.address()).unwrap();
-    let mapping = IpcMapping::open(&context, &handle).unwrap();
-    assert_eq!(mapping.address(), memory.address());
-    drop(mapping);
-    assert!(!alive(path).contains_key("mappings"));
+    let error = IpcMapping::open(&context, &handle).unwrap_err();
+    assert!(error.message().contains("returned `201`"), "{error}");
+    assert!(error.hint().unwrap().contains("its own memory"), "{error:?}");
     assert_eq!(IpcHandle::of(&context, 4096).unwrap_err().kind(), ErrorKind::Device);
     let error = IpcMapping::open(&context, &IpcHandle([0; 64])).unwrap_err();
     assert!(
         error.message().contains("`cuIpcOpenMemHandle_v2` returned `400`"),
         "{error}"
     );
+    assert!(!alive(path).contains_key("mappings"));
 }
 
 #[test]

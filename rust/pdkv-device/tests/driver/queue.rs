@@ -8,7 +8,7 @@ use pdkv_device::kernels::{Jobs, PageTables, Wishes};
 
 use crate::allocations::allocations;
 use crate::caches::{Pair, Wish};
-use crate::standin::{ALONE, IMAGE, alive, calls, whole};
+use crate::standin::{ALONE, IMAGE, alive, calls, since, whole};
 
 fn queue(context: &Context) -> CopyQueue {
     // SAFETY: the stand-in's image, whole; its kernels are those of this release.
@@ -34,6 +34,7 @@ fn a_post_copies_sums_up_and_tells() {
     let Some((driver, path)) = whole() else {
         return;
     };
+    let living = alive(path);
     let context = driver.device(0).unwrap().context().unwrap();
     let mut queue = queue(&context);
     let stream = queue.stream().clone();
@@ -77,7 +78,7 @@ fn a_post_copies_sums_up_and_tells() {
         }
     }
     drop((flag, queue, stream, context));
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
 }
 
 #[test]
@@ -153,6 +154,7 @@ fn a_full_ring_is_said_and_larger_tables_get_a_larger_one() {
     let Some((driver, path)) = whole() else {
         return;
     };
+    let living = alive(path);
     let context = driver.device(0).unwrap().context().unwrap();
     let mut queue = queue(&context);
     let stream = queue.stream().clone();
@@ -191,7 +193,7 @@ fn a_full_ring_is_said_and_larger_tables_get_a_larger_one() {
     larger.check(&stream);
     large.check(&stream);
     drop((large, larger, queue, stream, context));
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
 }
 
 #[test]
@@ -263,6 +265,7 @@ fn a_queue_that_goes_waits_for_what_is_under_way() {
     let Some((driver, path)) = whole() else {
         return;
     };
+    let living = alive(path);
     let context = driver.device(0).unwrap().context().unwrap();
     let mut queue = queue(&context);
     let stream = queue.stream().clone();
@@ -274,5 +277,5 @@ fn a_queue_that_goes_waits_for_what_is_under_way() {
     drop(queue);
     pair.check(&stream);
     drop((pair, stream, context));
-    assert!(alive(path).is_empty(), "{:?}", alive(path));
+    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
 }

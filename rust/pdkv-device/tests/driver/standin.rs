@@ -1,10 +1,10 @@
 //! The stand-in for the driver: compiled, opened, and asked what is alive in it.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use pdkv_device::cuda::Driver;
 
@@ -25,7 +25,11 @@ pub(crate) fn compile(name: &str, defines: &[&str]) -> Option<PathBuf> {
     let output = Command::new("c++")
         .args([
             "-std=c++17",
-            "-O1",
+            if defines.contains(&"STANDIN_BARE") {
+                "-O0"
+            } else {
+                "-O1"
+            },
             "-g",
             "-shared",
             "-fPIC",
@@ -63,12 +67,28 @@ pub(crate) fn compile(name: &str, defines: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// The stand-in with kernels, opened once.
+/// The whole stand-in, told to be another one: a copy of it with settings beside. `None` as for [`compile`].
+pub(crate) fn variant(name: &str, settings: &[&str]) -> Option<PathBuf> {
+    let (_, whole) = whole()?;
+    let library = whole.with_file_name(format!("libcuda-{name}-{}.so", std::process::id()));
+    std::fs::write(library.with_extension("so.settings"), settings.join("\n")).unwrap();
+    std::fs::copy(whole, &library).unwrap();
+    Some(library)
+}
+
+/// The stand-in with kernels, opened once. Another process takes it as the test that started it has made it.
 pub(crate) fn whole() -> Option<(Driver, &'static Path)> {
-    static WHOLE: std::sync::OnceLock<Option<PathBuf>> = std::sync::OnceLock::new();
-    let path = WHOLE.get_or_init(|| compile("whole", &[])).as_deref()?;
+    static WHOLE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let make = || match std::env::var_os(MADE) {
+        Some(made) => Some(made.into()),
+        None => compile("whole", &[]),
+    };
+    let path = WHOLE.get_or_init(make).as_deref()?;
     Some((Driver::open_at(path).unwrap(), path))
 }
+
+/// What other processes are told to load.
+pub(crate) const MADE: &str = "PDKV_TEST_STANDIN";
 
 /// What is alive, without what only counts calls.
 pub(crate) fn alive(path: &Path) -> BTreeMap<String, i64> {
@@ -80,17 +100,20 @@ pub(crate) fn alive(path: &Path) -> BTreeMap<String, i64> {
     counts
 }
 
+/// What is alive now and was not before: other tests open GPUs for good.
+pub(crate) fn since(path: &Path, before: &BTreeMap<String, i64>) -> BTreeMap<String, i64> {
+    let mut now = alive(path);
+    for (name, count) in before {
+        *now.entry(name.clone()).or_default() -= count;
+    }
+    now.retain(|_, count| *count != 0);
+    now
+}
+
 /// All counts.
 pub(crate) fn counts(path: &Path) -> BTreeMap<String, i64> {
-    let name = CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: a C string; the library is loaded already, and this finds it again.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    assert!(!handle.is_null());
-    // SAFETY: an open library and a C string.
-    let symbol = unsafe { libc::dlsym(handle, c"standin_report".as_ptr()) };
-    assert!(!symbol.is_null());
     // SAFETY: the stand-in declares it so.
-    let report: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(symbol) };
+    let report: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(symbol(path, c"standin_report")) };
     // SAFETY: a C string that stays until the next call, and tests run one at a time.
     let text = unsafe { CStr::from_ptr(report()) }.to_str().unwrap();
     text.lines()
@@ -105,4 +128,55 @@ pub(crate) fn counts(path: &Path) -> BTreeMap<String, i64> {
 pub(crate) fn calls(path: &Path) -> BTreeMap<String, i64> {
     let named = |(name, count): (String, i64)| Some((name.strip_prefix("calls ")?.to_owned(), count));
     counts(path).into_iter().filter_map(named).collect()
+}
+
+/// Holds back what is asked: 1 all of it, 2 kernels, 0 nothing any more.
+pub(crate) fn hold(path: &Path, hold: c_int) {
+    // SAFETY: the stand-in declares it so.
+    let call: extern "C" fn(c_int) -> c_int = unsafe { std::mem::transmute(symbol(path, c"standin_hold")) };
+    call(hold);
+}
+
+/// Makes the `nth` coming call of a name return a status; see the stand-in.
+pub(crate) fn fail(path: &Path, call: &CStr, nth: c_int, status: c_int) {
+    type Fail = extern "C" fn(*const c_char, c_int, c_int) -> c_int;
+    // SAFETY: the stand-in declares it so.
+    let fail: Fail = unsafe { std::mem::transmute(symbol(path, c"standin_fail")) };
+    fail(call.as_ptr(), nth, status);
+}
+
+/// No more failures, past ones forgotten.
+pub(crate) fn reset(path: &Path) {
+    // SAFETY: the stand-in declares it so.
+    let reset: extern "C" fn() -> c_int = unsafe { std::mem::transmute(symbol(path, c"standin_reset")) };
+    reset();
+}
+
+/// Memory of `count` allocations of `granules` x 2 MiB side by side, that allow `types` of handles.
+pub(crate) fn segments(path: &Path, ordinal: c_int, count: c_int, granules: c_int, types: c_int) -> u64 {
+    type Segments = extern "C" fn(c_int, c_int, c_int, c_int) -> u64;
+    // SAFETY: the stand-in declares it so.
+    let segments: Segments = unsafe { std::mem::transmute(symbol(path, c"standin_segments")) };
+    let address = segments(ordinal, count, granules, types);
+    assert_ne!(address, 0);
+    address
+}
+
+/// Memory of a pool or, with `managed`, such that the driver moves.
+pub(crate) fn other_memory(path: &Path, ordinal: c_int, bytes: u64, managed: c_int) -> u64 {
+    type Other = extern "C" fn(c_int, u64, c_int) -> u64;
+    // SAFETY: the stand-in declares it so.
+    let other: Other = unsafe { std::mem::transmute(symbol(path, c"standin_other")) };
+    other(ordinal, bytes, managed)
+}
+
+fn symbol(path: &Path, name: &CStr) -> *mut c_void {
+    let file = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: a C string; the library is loaded already, and this finds it again.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    assert!(!handle.is_null());
+    // SAFETY: an open library and a C string.
+    let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    assert!(!symbol.is_null());
+    symbol
 }

@@ -1,0 +1,233 @@
+//! A GPU that this process uses: its context, what it is, its kernels, and which other GPUs' memory it reaches.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::context::Context;
+use super::device::Device;
+use super::driver::Driver;
+use super::facts::{self, MemoryKind, pointer_facts};
+use super::numbers as n;
+use super::pages::Kernels;
+use super::stream::Stream;
+use crate::kernels::DeviceFacts;
+
+/// A GPU, opened once for the process. Cloning is cheap; the primary context stays as long as the process, as torch's does.
+#[derive(Clone)]
+pub struct Gpu(Arc<Opened>);
+
+struct Opened {
+    context: Context,
+    name: String,
+    uuid: [u8; 16],
+    facts: DeviceFacts,
+    isolated: Option<String>,
+    stream: Stream,
+    kernels: OnceLock<Result<Kernels>>,
+    /// GPUs that were asked for peer access, by their numbers, and why they did not get it.
+    peers: Mutex<Vec<(u32, Result<(), String>)>>,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu")
+            .field("ordinal", &self.ordinal())
+            .field("name", &self.0.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gpu {
+    /// The GPU of a number among those that this process may see.
+    ///
+    /// # Errors
+    /// `Unsupported` as [`Driver::open`], `Device` when there is no such GPU or its context cannot be made.
+    pub fn open(ordinal: u32) -> Result<Self> {
+        Self::open_on(&Driver::open()?, ordinal)
+    }
+
+    /// The GPU of a number, as a driver shows it.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn open_on(driver: &Driver, ordinal: u32) -> Result<Self> {
+        static OPENED: Mutex<Vec<(usize, Gpu)>> = Mutex::new(Vec::new());
+        driver.usable()?;
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let identity = driver.identity();
+        let known = |(of, gpu): &&(usize, Self)| *of == identity && gpu.ordinal() == ordinal;
+        if let Some((_, gpu)) = opened.iter().find(known) {
+            return Ok(gpu.clone());
+        }
+        let gpu = Self::make(&driver.device(ordinal)?)?;
+        opened.push((identity, gpu.clone()));
+        Ok(gpu)
+    }
+
+    fn make(device: &Device) -> Result<Self> {
+        let context = device.context()?;
+        Ok(Self(Arc::new(Opened {
+            name: device.name()?,
+            uuid: device.uuid()?,
+            facts: device.facts()?,
+            isolated: device.isolated()?,
+            stream: Stream::new(&context)?,
+            context,
+            kernels: OnceLock::new(),
+            peers: Mutex::default(),
+        })))
+    }
+
+    /// How many GPUs this process may see.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn count() -> Result<u32> {
+        Driver::open()?.device_count()
+    }
+
+    /// The GPU whose memory holds an address; `None` where that is host memory, also such that a driver has pinned, and where the process
+    /// uses no driver.
+    ///
+    /// # Errors
+    /// `Unsupported` for managed memory and where the driver cannot be used, `Device` when it fails.
+    pub fn holding(address: u64) -> Result<Option<Self>> {
+        let known = facts::raw(address, n::CU_POINTER_ATTRIBUTE_MEMORY_TYPE).map_err(|status| {
+            let message = format!("`cuPointerGetAttribute` returned `{status}` for `{address:#x}`");
+            Error::new(ErrorKind::Device, LOOK, message).with("status", status)
+        })?;
+        match known.map(|kind| kind as u32) {
+            Some(n::CU_MEMORYTYPE_DEVICE | n::CU_MEMORYTYPE_UNIFIED) => {}
+            _ => return Ok(None),
+        }
+        let ordinal = facts::raw(address, n::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            .ok()
+            .flatten()
+            .and_then(|number| u32::try_from(number as c_int).ok());
+        let gpu = Self::open(ordinal.unwrap_or(0))?;
+        match pointer_facts(gpu.context(), address)?.map(|facts| facts.kind) {
+            Some(MemoryKind::Device) if ordinal.is_some() => Ok(Some(gpu)),
+            Some(MemoryKind::Host) | None => Ok(None),
+            Some(_) => Err(managed(address)),
+        }
+    }
+
+    /// The GPU of a name that is the same in all processes; `None` where this process may not see it.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn by_uuid(uuid: [u8; 16]) -> Result<Option<Self>> {
+        let driver = Driver::open()?;
+        for ordinal in 0..driver.device_count()? {
+            if driver.device(ordinal)?.uuid()? == uuid {
+                return Self::open_on(&driver, ordinal).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its primary context, the one that torch uses.
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Its number among those that this process may see.
+    pub fn ordinal(&self) -> u32 {
+        self.context().device().ordinal()
+    }
+
+    /// Its name, as in `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The name that it has in every process.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.0.uuid
+    }
+
+    /// What a launch needs to know.
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.0.facts
+    }
+
+    /// Why no other device reaches its memory, if none does.
+    pub fn isolated(&self) -> Option<&str> {
+        self.0.isolated.as_deref()
+    }
+
+    /// A stream for copies that somebody waits for.
+    pub fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
+    /// The kernels of `cuda/`, found or compiled when they are first asked for, which may take seconds.
+    ///
+    /// # Errors
+    /// Whatever the first try met: `Unsupported` without a compiler, `Device` when compiler or driver fail.
+    pub fn kernels(&self) -> Result<&Kernels> {
+        let found = self.0.kernels.get_or_init(|| Kernels::find(self.context()));
+        found.as_ref().map_err(Clone::clone)
+    }
+
+    /// Switches access to the memory of another GPU on, for memory of `cudaMalloc` there.
+    ///
+    /// # Errors
+    /// Why it is not to be had.
+    pub fn reaches(&self, other: &Self) -> Result<(), String> {
+        if self.context().driver().identity() != other.context().driver().identity() {
+            return Err("the GPUs are of two drivers".to_owned());
+        }
+        if self.ordinal() == other.ordinal() {
+            return Ok(());
+        }
+        let mut peers = self.0.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = peers.iter().find(|(ordinal, _)| *ordinal == other.ordinal()) {
+            return known.clone();
+        }
+        let found = self.switch_on(other);
+        peers.push((other.ordinal(), found.clone()));
+        found
+    }
+
+    fn switch_on(&self, other: &Self) -> Result<(), String> {
+        if let Some(reason) = self.isolated().or(other.isolated()) {
+            return Err(reason.to_owned());
+        }
+        let (device, peer) = (self.context().device(), other.context().device());
+        let told = |error: Error| error.message().to_owned();
+        if !device.can_reach(peer).map_err(told)? {
+            return Err(self.no_access(other));
+        }
+        let _entered = self.context().enter().map_err(told)?;
+        let enable = self.context().functions().cuCtxEnablePeerAccess;
+        // SAFETY: a live context that `other` keeps; the flags must be 0.
+        match unsafe { enable(other.context().handle(), 0) } {
+            0 | n::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            status => self
+                .context()
+                .driver()
+                .check("cuCtxEnablePeerAccess", status)
+                .map_err(told),
+        }
+    }
+
+    pub(super) fn no_access(&self, other: &Self) -> String {
+        format!(
+            "GPU `{}` (`{}`) has no peer access to GPU `{}` (`{}`): no NVLink, and PCIe does not carry it here",
+            self.ordinal(),
+            self.name(),
+            other.ordinal(),
+            other.name()
+        )
+    }
+}
+
+const LOOK: &str = "look an address up";
+
+pub(super) fn managed(address: u64) -> Error {
+    let message = format!("the memory at `{address:#x}` is managed: the driver moves it between host and GPU");
+    Error::new(ErrorKind::Unsupported, LOOK, message).with_hint("allocate it with `cudaMalloc`, as torch does")
+}
