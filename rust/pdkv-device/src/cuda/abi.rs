@@ -129,6 +129,7 @@ functions! {
         fn cuMemHostGetDevicePointer_v2(*mut CuPointer, *mut c_void, c_uint) -> c_int;
         fn cuMemcpyAsync(CuPointer, CuPointer, usize, CuStream) -> c_int;
         fn cuMemsetD8Async(CuPointer, u8, usize, CuStream) -> c_int;
+        fn cuPointerGetAttribute(*mut c_void, c_int, CuPointer) -> c_int;
         fn cuPointerGetAttributes(c_uint, *const c_int, *const *mut c_void, CuPointer) -> c_int;
         fn cuMemGetAddressRange_v2(*mut CuPointer, *mut usize, CuPointer) -> c_int;
         fn cuMemAddressReserve(*mut CuPointer, usize, usize, CuPointer, u64) -> c_int;

@@ -31,6 +31,18 @@ pub(super) fn raw(address: u64, attribute: c_int) -> Result<Option<u64>, c_int> 
     }
 }
 
+/// A number that no other memory of this process has, nor had; `None` where the driver gives none.
+pub(super) fn identity(context: &Context, address: u64) -> Option<u64> {
+    let ask = context.functions().cuPointerGetAttribute;
+    let _entered = context.enter().ok()?;
+    let of = |attribute| {
+        let mut id = 0_u64;
+        // SAFETY: a word of ours, as wide as either attribute; the address is only looked up.
+        (unsafe { ask((&raw mut id).cast(), attribute, address) } == 0).then_some(id)
+    };
+    of(n::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID).or_else(|| of(n::CU_POINTER_ATTRIBUTE_BUFFER_ID))
+}
+
 /// The allocation, or the one mapping of several that lie side by side, which holds an address: where it begins, and its bytes.
 ///
 /// # Errors

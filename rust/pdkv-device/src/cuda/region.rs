@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::facts::{MemoryKind, allocation_of, pointer_facts};
+use super::facts::{MemoryKind, allocation_of, identity, pointer_facts};
 use super::gpu::{Gpu, managed};
 use super::mapping::DeviceMapping;
 use super::memory::{DeviceBuffer, copy_async, fill};
@@ -22,6 +22,8 @@ pub struct DeviceRegion {
     len: u64,
     backing: Backing,
     reached: Reached,
+    /// Of somebody else's memory: some of its addresses, and which memory was there.
+    witnesses: Vec<(u64, Option<u64>)>,
 }
 
 /// Other GPUs, by their numbers, that were given access, and why they could not be.
@@ -64,6 +66,8 @@ pub(super) struct Piece {
     pub(super) ipc: bool,
 }
 
+/// More allocations than this under one region are looked at here and there.
+const MOST_WITNESSES: usize = 16;
 /// Memory is shared by whole allocations: one of ours holds nobody else's bytes.
 const OWN_GRAIN: u64 = 2 << 20;
 
@@ -89,6 +93,7 @@ impl DeviceRegion {
             len,
             backing,
             reached: Reached::default(),
+            witnesses: Vec::new(),
         }))
     }
 
@@ -100,13 +105,18 @@ impl DeviceRegion {
     /// # Safety
     /// The memory must stay allocated until `keep` is dropped.
     pub unsafe fn from_raw(gpu: &Gpu, address: u64, len: u64, keep: Box<dyn Any + Send + Sync>) -> Result<Arc<Self>> {
-        pieces(gpu, address, len, usize::MAX)?;
+        let pieces = pieces(gpu, address, len, usize::MAX)?;
+        let every = pieces.len().div_ceil(MOST_WITNESSES);
+        let witnesses = pieces.iter().step_by(every);
+        let witnesses = witnesses.map(|piece| (piece.base, identity(gpu.context(), piece.base)));
+        let witnesses = witnesses.collect();
         Ok(Arc::new(Self {
             gpu: gpu.clone(),
             address,
             len,
             backing: Backing::Foreign(keep),
             reached: Reached::default(),
+            witnesses,
         }))
     }
 
@@ -118,6 +128,7 @@ impl DeviceRegion {
             len: mapping.len(),
             backing: Backing::Peer(mapping),
             reached: Reached::default(),
+            witnesses: Vec::new(),
         })
     }
 
@@ -134,6 +145,7 @@ impl DeviceRegion {
             len,
             backing: Backing::Whole(Arc::clone(self)),
             reached: Reached::default(),
+            witnesses: Vec::new(),
         }))
     }
 
@@ -160,6 +172,25 @@ impl DeviceRegion {
             Backing::Peer(_) => true,
             Backing::Laid(_) | Backing::Own(_) | Backing::Foreign(_) => false,
         }
+    }
+
+    /// Whether the memory is still the one that was registered. An allocator may put other memory at the same addresses (vLLM's sleep mode), and
+    /// then a peer's mapping shows what was there before.
+    ///
+    /// # Errors
+    /// `Region` when it is not.
+    pub fn still_there(&self) -> Result<()> {
+        if let Backing::Whole(whole) = &self.backing {
+            return whole.still_there();
+        }
+        for &(address, was) in &self.witnesses {
+            if identity(self.gpu.context(), address) != was {
+                let message = format!("there is other memory at `{address:#x}` than when it was registered");
+                return Err(Error::new(ErrorKind::Region, "use GPU memory", message)
+                    .with_hint("register the cache anew after its allocator has moved it"));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the memory one that the kernels of a GPU reach.

@@ -8,8 +8,8 @@ use pdkv_core::Result;
 use super::abi::{CuEvent, CuStream};
 use super::context::Context;
 use super::numbers::{
-    CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CU_STREAM_WRITE_VALUE_DEFAULT,
-    CUDA_ERROR_NOT_READY,
+    CU_EVENT_BLOCKING_SYNC, CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
+    CU_STREAM_WRITE_VALUE_DEFAULT, CUDA_ERROR_NOT_READY,
 };
 
 /// A stream. One of our own waits for nobody, the default stream included.
@@ -155,6 +155,14 @@ impl Event {
     /// `Device` when the driver fails.
     pub fn new(context: &Context) -> Result<Self> {
         Self::with_flags(context, CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// Makes an event for which a thread that waits sleeps, where it otherwise keeps a core busy. Looking at it is slower.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn to_wait_for(context: &Context) -> Result<Self> {
+        Self::with_flags(context, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)
     }
 
     /// Makes an event that also knows when it was passed, which costs the device a little.

@@ -46,7 +46,7 @@ pub(super) fn allocate(device: &Device, context: &Context, len: u64) -> Result<R
         gpu_direct_rdma_capable: u8::from(rdma),
         ..properties_on(device.ordinal().cast_signed())
     };
-    let len = len.next_multiple_of(granularity(context, device.ordinal())?);
+    let len = len.next_multiple_of(granularity_of(context, &properties)?);
     let mut reservation = Reservation::new(context, len)?;
     let mut handle = 0;
     let entered = context.enter()?;
@@ -181,18 +181,15 @@ impl Drop for Allocation {
 /// # Errors
 /// `Device` when the driver has no such memory for it.
 pub(super) fn granularity(context: &Context, ordinal: u32) -> Result<u64> {
+    granularity_of(context, &properties_on(ordinal.cast_signed()))
+}
+
+fn granularity_of(context: &Context, properties: &CuMemAllocationProp) -> Result<u64> {
     let _entered = context.enter()?;
-    let properties = properties_on(ordinal.cast_signed());
     let mut bytes = 0;
     let ask = context.functions().cuMemGetAllocationGranularity;
     // SAFETY: a number of ours to write to, and a struct of ours to read.
-    let status = unsafe {
-        ask(
-            &raw mut bytes,
-            &raw const properties,
-            n::CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-        )
-    };
+    let status = unsafe { ask(&raw mut bytes, properties, n::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
     context.driver().check("cuMemGetAllocationGranularity", status)?;
     Ok((bytes as u64).max(1))
 }

@@ -9,7 +9,7 @@ use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu, Handle, HostAccess, Pin
 use pdkv_device::{HostRegion, HugePages};
 
 use crate::common::{Other, parent, tell};
-use crate::standin::{ALONE, MADE, alive, counts, fail, other_memory, whole};
+use crate::standin::{ALONE, MADE, alive, counts, fail, kernel_copy, other_memory, replace, segments, whole};
 
 fn region(gpu: &Gpu, address: u64, len: u64) -> pdkv_core::Result<Arc<DeviceRegion>> {
     // SAFETY: what is made of it is dropped before the memory.
@@ -89,6 +89,25 @@ fn a_region_is_of_one_gpu_from_end_to_end() {
 }
 
 #[test]
+fn memory_that_was_replaced_is_noticed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let start = segments(path, 0, 3, 1, 1);
+    let cache = region(&gpu, start + 100, 5 << 20).unwrap();
+    let part = cache.part(8, 8).unwrap();
+    part.still_there().unwrap();
+    DeviceRegion::allocate(&gpu, 8).unwrap().still_there().unwrap();
+    replace(path, start + (2 << 20));
+    let error = part.still_there().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Region);
+    assert!(error.message().contains("other memory"), "{error}");
+    region(&gpu, start + 100, 5 << 20).unwrap().still_there().unwrap();
+}
+
+#[test]
 fn gpus_reach_each_other_or_say_why_not() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((driver, path)) = whole() else {
@@ -105,6 +124,12 @@ fn gpus_reach_each_other_or_say_why_not() {
     let part = pool.part(8, 8).unwrap();
     part.reached_by(&next).unwrap();
     part.reached_by(&gpu).unwrap();
+    part.write_at(0, b"12345678").unwrap();
+    let here = DeviceRegion::allocate(&gpu, 8).unwrap();
+    kernel_copy(&gpu, part.address(), here.address(), 8);
+    let mut bytes = [0; 8];
+    here.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"12345678", "a kernel reads the other GPU's memory");
     let asked = counts(path)["calls cuMemSetAccess"];
     pool.reached_by(&gpu).unwrap();
     assert_eq!(counts(path)["calls cuMemSetAccess"], asked, "once is enough");

@@ -10,7 +10,7 @@ use pdkv_device::cuda::{DeviceBuffer, DeviceMapping, DeviceRegion, Gpu, Handle, 
 use pdkv_device::{recv_fds, send_fds};
 
 use crate::common::{Other, noise, parent, tell, word};
-use crate::standin::{ALONE, MADE, alive, segments, since, whole};
+use crate::standin::{ALONE, MADE, alive, counts, kernel_copy, segments, since, whole};
 
 type Change = fn(&mut Vec<SharedExtent>);
 
@@ -86,8 +86,15 @@ fn neighbour() {
             return;
         }
         let before = alive(path);
+        let opened = || counts(path).get("calls cuIpcOpenMemHandle_v2").copied().unwrap_or(0);
+        let opened_before = opened();
         let mapping = DeviceMapping::open(&gpu, len, &extents);
         let again = DeviceMapping::open(&gpu, len, &extents);
+        let ipc = matches!(extents[0].handle, Handle::Ipc(_));
+        assert!(
+            mapping.is_err() || opened() - opened_before == i64::from(ipc),
+            "a handle is opened once"
+        );
         drop(extents);
         let Ok(mapping) = mapping else {
             assert_eq!(alive(path), before, "a refusal leaves nothing");
@@ -100,7 +107,11 @@ fn neighbour() {
         drop(mapping);
         assert!(region.of_another_process());
         assert!(region.share().unwrap_err().contains("another process's"));
-        let bytes = read(&region);
+        let here = DeviceRegion::allocate(&gpu, len).unwrap();
+        kernel_copy(&gpu, region.address(), here.address(), len);
+        let bytes = read(&here);
+        assert!(bytes == read(&region), "a kernel and the driver see the same");
+        drop(here);
         let sum = bytes
             .iter()
             .fold(7, |sum: u64, &byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));

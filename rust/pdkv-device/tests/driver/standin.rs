@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
-use pdkv_device::cuda::Driver;
+use pdkv_core::plan::Plan;
+use pdkv_core::span::Span;
+use pdkv_device::cuda::{Driver, Gpu, Kernels};
+use pdkv_device::kernels::{Jobs, Logical, Wishes};
 
 /// One test at a time, since all of them count what is alive.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
@@ -130,6 +133,21 @@ pub(crate) fn calls(path: &Path) -> BTreeMap<String, i64> {
     counts(path).into_iter().filter_map(named).collect()
 }
 
+/// Copies by a kernel, which reaches what its GPU was given access to and nothing else.
+pub(crate) fn kernel_copy(gpu: &Gpu, from: u64, to: u64, len: u64) {
+    let span = [Span::new(0, 0, len)];
+    let plan = Plan::spans(&span, &[len], &span, &[len]).unwrap();
+    let jobs = Jobs::of(&plan, &[from], &[to], Logical::Plan).unwrap();
+    // SAFETY: the stand-in's image, whole; its kernels are those of this release.
+    let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
+    let prepared = kernels
+        .prepare(gpu.stream(), &jobs.list, &jobs.tables, Wishes::default())
+        .unwrap();
+    // SAFETY: the caller's memory lives until the wait below.
+    unsafe { prepared.launch(gpu.stream(), None) }.unwrap();
+    gpu.stream().synchronize().unwrap();
+}
+
 /// Holds back what is asked: 1 all of it, 2 kernels, 0 nothing any more.
 pub(crate) fn hold(path: &Path, hold: c_int) {
     // SAFETY: the stand-in declares it so.
@@ -160,6 +178,13 @@ pub(crate) fn segments(path: &Path, ordinal: c_int, count: c_int, granules: c_in
     let address = segments(ordinal, count, granules, types);
     assert_ne!(address, 0);
     address
+}
+
+/// Puts other memory at the addresses of one segment.
+pub(crate) fn replace(path: &Path, address: u64) {
+    // SAFETY: the stand-in declares it so.
+    let replace: extern "C" fn(u64) -> c_int = unsafe { std::mem::transmute(symbol(path, c"standin_replace")) };
+    assert_eq!(replace(address), 0);
 }
 
 /// Memory of a pool or, with `managed`, such that the driver moves.

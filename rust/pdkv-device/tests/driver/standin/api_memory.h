@@ -197,6 +197,8 @@ int tell(int attribute, void *value, u64 address) {
     }
     switch (attribute) {
         case 2: *static_cast<unsigned *>(value) = mapping ? 2 : host ? 1 : 0; break;
+        case 7:
+        case 20: *static_cast<u64 *>(value) = mapping ? mapping->identity : 0; break;
         case 8: *static_cast<bool *>(value) = managed; break;
         case 9: *static_cast<int *>(value) = mapping ? settings.ordinal(mapping->block->device) : -2; break;
         case 10: *static_cast<bool *>(value) = mapping && mapping->kind == Kind::Alloc; break;

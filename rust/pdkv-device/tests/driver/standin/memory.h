@@ -33,6 +33,7 @@ struct Mapping {
     BlockPtr block;
     Kind kind;
     std::set<int> devices;  // that may touch it
+    u64 identity;
     u64 handle;             // of memory that descriptors name
     int opened;             // how often, by CUDA IPC
     bool exported;          // by CUDA IPC
@@ -80,7 +81,8 @@ Mapping *map_block(const BlockPtr &block, std::size_t bytes, Kind kind, std::set
     void *start = mmap(reinterpret_cast<void *>(at), room, access, MAP_SHARED | (at ? MAP_FIXED : 0), block->fd, 0);
     if (start == MAP_FAILED) return nullptr;
     const u64 address = reinterpret_cast<u64>(start);
-    return &(mappings[address] = {address, bytes, room, block, kind, std::move(devices), 0, 0, false});
+    static u64 made = 0;
+    return &(mappings[address] = {address, bytes, room, block, kind, std::move(devices), ++made, 0, 0, false});
 }
 void unmap(u64 start) {
     const Mapping &mapping = mappings.at(start);
@@ -93,7 +95,7 @@ void unmap(u64 start) {
     mappings.erase(start);
 }
 
-// While this lives, memory that a device may touch can be touched; -1: all memory, as the copies of a driver do.
+// While this lives, memory that a device may touch can be touched; -1: memory that any may, as the copies of a driver do.
 struct Running {
     explicit Running(int device) : device(device) { protect(PROT_READ | PROT_WRITE); }
     ~Running() { protect(PROT_NONE); }
@@ -101,7 +103,8 @@ struct Running {
         if (settings.open) return;
         for (const auto &[start, mapping] : mappings) {
             const bool peer = mapping.kind != Kind::Laid && peers.count({device, mapping.block->device});
-            if (device < 0 || peer || mapping.devices.count(device))
+            const bool any = device < 0 && !mapping.devices.empty();
+            if (any || peer || mapping.devices.count(device))
                 mprotect(reinterpret_cast<void *>(start), mapping.room, access);
         }
     }

@@ -164,7 +164,7 @@ API cuStreamWriteValue64_v2(void *handle, u64 address, u64 value, unsigned flags
 }
 API cuEventCreate(void **event, unsigned flags) {
     CALL_IN_CONTEXT(cuEventCreate);
-    if (flags & ~2u) return 1;
+    if (flags & ~3u) return 1;
     *event = new Event{flags, nullptr, 0, nullptr};
     ++alive["events"];
     return 0;
