@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Pair, S, TO_INITIATOR, TO_OWNER, outcome, quiesced};
 use pdkv_core::id::{PeerKey, TransferId};
 use pdkv_core::node::{Action, Destination, ExportState, NodeConfig, Outcome, Role, TransferState};
@@ -335,19 +337,49 @@ fn a_failed_stream_of_the_owner_reaches_the_initiator() {
     assert_eq!(failure(&actions, transfer), (ErrorKind::Transfer, Destination::Invalid));
 }
 
+/// Runs the initiator's timers for so long, and nothing else: not a word comes from the other side.
+fn alone(pair: &mut Pair, time: Duration) -> Vec<Action> {
+    let end = pair.now + time;
+    while let Some(next) = pair.initiator.next_deadline().filter(|&next| next <= end) {
+        pair.initiator.tick(next);
+    }
+    pair.initiator.tick(end);
+    pair.now = end;
+    std::iter::from_fn(|| pair.initiator.poll_action()).collect()
+}
+
 #[test]
 fn silence_closes_the_channel_and_ends_what_hung_on_it() {
     let mut pair = Pair::new();
     let (_, transfer) = moving(&mut pair, ExportKind::Export);
-    // Only the initiator's clock runs: nothing comes from the other side.
-    let end = pair.now + S * 6;
-    pair.initiator.tick(end);
-    let mut actions = Vec::new();
-    while let Some(action) = pair.initiator.poll_action() {
-        actions.push(action);
-    }
+    let actions = alone(&mut pair, S * 6);
     assert!(matches!(actions.last(), Some(Action::Close { .. })));
     assert_eq!(failure(&actions, transfer), (ErrorKind::PeerLost, Destination::Invalid));
+    assert_eq!(pair.initiator.stats().peers_silent, 1);
+}
+
+#[test]
+fn whoever_stood_still_itself_gives_the_peer_time_to_speak() {
+    let mut pair = Pair::new();
+    // As after a pause of the machine that both are on.
+    pair.now += S * 60;
+    pair.initiator.tick(pair.now);
+    assert_eq!(pair.initiator.stats().peers_silent, 0);
+    let (actions, _) = pair.pass(S * 6);
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Close { .. })),
+        "{actions:?}"
+    );
+    // Once more, and now the peer is gone: half its time is what it gets.
+    pair.now += S * 60;
+    pair.initiator.tick(pair.now);
+    let actions = alone(&mut pair, S * 2);
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Close { .. })),
+        "{actions:?}"
+    );
+    let actions = alone(&mut pair, S);
+    assert!(matches!(actions.last(), Some(Action::Close { .. })), "{actions:?}");
     assert_eq!(pair.initiator.stats().peers_silent, 1);
 }
 

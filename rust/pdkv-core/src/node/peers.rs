@@ -39,6 +39,8 @@ pub(super) struct Peer {
     last_heard: Now,
     heartbeat: Duration,
     next_ping: u64,
+    /// We noticed its silence late, and gave it time to speak.
+    excused: bool,
     /// Claims alive (we own) or transfers alive (we began).
     pub(super) busy: usize,
     /// Claims that wait for their export to be made.
@@ -73,6 +75,7 @@ impl Node {
             last_heard: now,
             heartbeat,
             next_ping: 1,
+            excused: false,
             busy: 0,
             parked: 0,
             highest_claim: None,
@@ -151,6 +154,7 @@ impl Node {
     pub(super) fn heard_from(&mut self, now: Now, peer: PeerKey) -> Option<Role> {
         let record = self.peers.get_mut(&peer)?;
         record.last_heard = record.last_heard.max(now);
+        record.excused = false;
         Some(record.role)
     }
 
@@ -166,10 +170,18 @@ impl Node {
     }
 
     pub(super) fn silence(&mut self, now: Now, peer: PeerKey) {
-        let Some(record) = self.peers.get(&peer) else { return };
+        let Some(record) = self.peers.get_mut(&peer) else {
+            return;
+        };
         let due = record.last_heard + self.config.peer_timeout;
         if due > now {
             self.timers.arm(Timer::Silence(peer), due);
+            return;
+        }
+        // Whoever looks late stood still itself, on a machine that did so perhaps, and the peer with it.
+        if now.saturating_sub(due) > record.heartbeat && !std::mem::replace(&mut record.excused, true) {
+            self.timers
+                .arm(Timer::Silence(peer), now + self.config.peer_timeout / 2);
             return;
         }
         let text = format!(
