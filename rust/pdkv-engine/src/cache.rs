@@ -173,11 +173,13 @@ impl KvCache {
     }
 
     /// Reads the blocks of an export into our blocks `into`, pairwise from `first_block` on.
-    /// Returns at once; the transfer ends by its own deadline.
+    /// Returns at once, or after a round trip where the owner registered the cache this moment; the transfer ends by
+    /// its own deadline.
     ///
     /// # Errors
     /// `Layout` (range, duplicates, layouts that mean different things), `ReferenceRestarted`,
-    /// `PeerUnreachable` (not connected), `PeerLost`, `Unsupported` (no transport), `Closed`. What
+    /// `PeerUnreachable` (not connected), `PeerLost`, `TransferTimeout` (that round trip took ten seconds),
+    /// `Unsupported` (no transport), `Closed`. What
     /// the owner refuses is the transfer's error.
     pub fn pull(&self, reference: &Reference, into: BlockTable, options: &PullOptions) -> Result<Transfer> {
         into.check_unique(self.local.layout.num_blocks())?;
@@ -223,7 +225,7 @@ impl KvCache {
         check_incarnation(&link, reference)?;
         link.check_alive()?;
         let count = check_range(reference, &blocks, options.first_block)?;
-        let (remote_cache, remote) = self.remote_cache(&link, reference)?;
+        let (remote_cache, remote) = self.remote_cache(&link, reference, options.timeout)?;
         let total_layers = self.local.layout.num_layers();
         let (first_layer, num_layers) = options.layers.unwrap_or((0, total_layers));
         let selection = Selection::layers(first_layer, num_layers);
@@ -284,8 +286,9 @@ impl KvCache {
         &self,
         link: &PeerLink,
         reference: &Reference,
+        limit: Duration,
     ) -> Result<(Arc<RemoteCache>, Vec<Arc<crate::remote::RemoteRegion>>)> {
-        let cache = link.remote.cache(reference.cache).ok_or_else(|| {
+        let cache = link.cache(&self.shared, reference.cache, limit)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::ReferenceUnknown,
                 "transfer",

@@ -4,14 +4,15 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
-use pdkv_core::id::PeerKey;
-use pdkv_core::wire::{Advertise, RegionAdvert};
+use pdkv_core::id::{CacheId, PeerKey, RegionId};
+use pdkv_core::wire::{Advertise, Message, Ping, RegionAdvert};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::dial::StreamDial;
 use crate::local::LocalDoor;
-use crate::remote::{Remote, RemoteRegion};
+use crate::remote::{ANSWER_WAIT, Remote, RemoteCache, RemoteRegion};
 use crate::shared::Shared;
 use crate::transport::Way;
 use crate::transport::onesided::OneSided;
@@ -50,6 +51,35 @@ impl PeerLink {
             format!("the peer `{}` is gone: {}", self.remote.name, cause.unwrap_or_default()),
         )
         .with_hint("connect() again; a restarted engine is another incarnation"))
+    }
+
+    /// A region of the peer; `None` when it has none of this id. What was registered this moment is waited for, for
+    /// a round trip and no longer than `limit`.
+    ///
+    /// # Errors
+    /// `PeerLost`; `TransferTimeout` when the peer doesn't answer.
+    pub(crate) fn region(&self, shared: &Shared, id: RegionId, limit: Duration) -> Result<Option<Arc<RemoteRegion>>> {
+        let found = self
+            .remote
+            .region(id, limit.min(ANSWER_WAIT), |number| self.ask(shared, number))?;
+        found.map_or_else(|| self.check_alive().map(|()| None), |region| Ok(Some(region)))
+    }
+
+    /// A cache, as [`region`](Self::region).
+    pub(crate) fn cache(&self, shared: &Shared, id: CacheId, limit: Duration) -> Result<Option<Arc<RemoteCache>>> {
+        let found = self
+            .remote
+            .cache(id, limit.min(ANSWER_WAIT), |number| self.ask(shared, number))?;
+        found.map_or_else(|| self.check_alive().map(|()| None), |cache| Ok(Some(cache)))
+    }
+
+    /// Sends a ping, whose answer comes after whatever the peer has said before it hears it.
+    fn ask(&self, shared: &Shared, sequence: u64) -> Result<()> {
+        match shared.lock().peers.get_mut(&self.key) {
+            Some(entry) => entry.send(&Message::Ping(Ping { sequence })),
+            // Lost this moment; nothing of it is known any more.
+            None => Ok(()),
+        }
     }
 
     /// The peer is lost: its mappings go now, without waiting for a successor. The caller drops them.

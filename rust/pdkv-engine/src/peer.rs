@@ -117,11 +117,11 @@ impl Peer {
     }
 
     /// Reads the peer's spans into local ones, pairwise. Small reads over a one-sided transport are
-    /// done when this returns. A region that the peer registered this moment is waited for, for up to
-    /// ten seconds.
+    /// done when this returns. A region that the peer registered this moment is waited for, for a round trip,
+    /// or ten seconds where the peer doesn't answer.
     ///
     /// # Errors
-    /// `Region`, `Layout` (lengths that disagree), `Unsupported`, `PeerLost`, `Closed`.
+    /// `Region`, `Layout` (lengths that disagree), `Unsupported`, `PeerLost`, `TransferTimeout`, `Closed`.
     pub fn read(
         &self,
         dst: &[LocalSpan],
@@ -167,7 +167,7 @@ impl Peer {
         let there = Table::build(
             remote,
             |span| (span.region, span.offset, span.len),
-            |id| self.remote_region(id),
+            |id| self.remote_region(id, options.timeout),
         )?;
         let bytes = local.iter().map(|span| span.len).fold(0, u64::saturating_add);
         if let ([near], [far], None) = (local, remote, notify)
@@ -205,8 +205,8 @@ impl Peer {
         self.link.direct.iter().find(fits)
     }
 
-    fn remote_region(&self, id: RegionId) -> Result<Arc<RemoteRegion>> {
-        let region = self.link.remote.region_patiently(id).ok_or_else(|| {
+    fn remote_region(&self, id: RegionId, limit: Duration) -> Result<Arc<RemoteRegion>> {
+        let region = self.link.region(&self.shared, id, limit)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Region,
                 "raw transfer",

@@ -158,8 +158,12 @@ impl Reader {
 
     fn hand_over(&self, shared: &Arc<Shared>, message: Message) -> Result<bool> {
         shared.drive(|state, now| {
-            if !state.peers.contains_key(&self.key) {
+            let Some(entry) = state.peers.get(&self.key) else {
                 return Ok(false);
+            };
+            // Here, because the adverts that came before it are known only now.
+            if let (Message::Pong(pong), Some(link)) = (&message, &entry.link) {
+                link.remote.answered(pong.sequence);
             }
             state.node.handle(now, self.key, message).map(|()| true)
         })

@@ -157,14 +157,13 @@ pub(crate) struct Remote {
     news: Condvar,
 }
 
-/// How long an id above all that the peer has advertised is waited for. Its advert is on its way within
-/// one trip, or somebody made the id up; the caller may be an engine's loop, so this is no long wait.
-/// The unit tests of waiting must not hang on a loaded machine's timing, so theirs is.
-const ADVERT_WAIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 100 });
-
-/// The same for a caller who was handed the descriptor by the peer's application and waits for nothing
-/// else: on a loaded machine the thread that reads adverts may not run for a good while.
-const PATIENT_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 10 });
+/// How long a peer may take to say whether it has advertised all it has. One that is well says so within
+/// a round trip; only a machine that is very busy needs long.
+pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// The same for a peer that did not answer before: it is not to hold up every caller in turn.
+const AGAIN_WAIT: Duration = Duration::from_millis(100);
+/// Set in the numbers of our questions, so that they are told from those of heartbeats.
+const QUESTION: u64 = 1 << 63;
 
 #[derive(Default)]
 struct Book {
@@ -173,6 +172,12 @@ struct Book {
     /// The highest id heard of. The owner counts regions and caches with one counter and adverts them
     /// in that order, so a lower id that isn't here was withdrawn: nobody need wait for it.
     newest: u64,
+    /// Questions put to the peer, and the last of them that it has answered: what it had advertised before
+    /// that answer is in here.
+    asked: u64,
+    answered: u64,
+    /// It left a question without an answer.
+    silent: bool,
     /// The peer is lost: nothing is entered any more.
     gone: bool,
 }
@@ -214,11 +219,50 @@ impl Remote {
         self.news.notify_all();
     }
 
-    /// Looks an id up; waits for its advert as long as that can still be on its way.
-    fn find<T>(&self, id: u64, wait: Duration, look: impl Fn(&Book) -> Option<Arc<T>>) -> Option<Arc<T>> {
-        let on_its_way = |book: &mut Book| book.newest < id && !book.gone;
-        let waited = self.news.wait_timeout_while(self.book(), wait, on_its_way);
-        look(&waited.expect("no holder panics").0)
+    /// Looks an id up. One above all that the peer has advertised was made up, or its advert is on its way:
+    /// then `ask` sends the peer a ping of this number, whose answer comes after that advert.
+    fn find<T>(
+        &self,
+        id: u64,
+        wait: Duration,
+        ask: impl FnOnce(u64) -> Result<()>,
+        look: impl Fn(&Book) -> Option<Arc<T>>,
+    ) -> Result<Option<Arc<T>>> {
+        let question = {
+            let mut book = self.book();
+            if book.newest >= id || book.gone {
+                return Ok(look(&book));
+            }
+            book.asked += 1;
+            book.asked
+        };
+        ask(QUESTION | question)?;
+        let book = self.book();
+        let wait = if book.silent { wait.min(AGAIN_WAIT) } else { wait };
+        let open = |book: &mut Book| book.newest < id && book.answered < question && !book.gone;
+        let (mut book, waited) = self
+            .news
+            .wait_timeout_while(book, wait, open)
+            .expect("no holder panics");
+        if waited.timed_out() {
+            book.silent = true;
+            let text = format!(
+                "the peer `{}` did not say within {wait:?} what it has registered",
+                self.name
+            );
+            return Err(Error::new(ErrorKind::TransferTimeout, "transfer", text));
+        }
+        Ok(look(&book))
+    }
+
+    /// The peer has answered a ping.
+    pub(crate) fn answered(&self, number: u64) {
+        if number & QUESTION != 0 {
+            let mut book = self.book();
+            book.answered = book.answered.max(number & !QUESTION).min(book.asked);
+            book.silent = false;
+            self.news.notify_all();
+        }
     }
 
     /// Forgets withdrawn regions and caches; running transfers keep what they hold. The caller drops
@@ -246,14 +290,25 @@ impl Remote {
         forgotten.regions.into_values().collect()
     }
 
-    /// A region; waits for its advert if that can still be on its way.
-    pub(crate) fn region(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
-        self.find(id.0, ADVERT_WAIT, |book| book.regions.get(&id).cloned())
+    /// A region, or `None` when the peer has none of this id. `ask` puts a question to the peer, whose answer is
+    /// waited for, for `wait` at most.
+    ///
+    /// # Errors
+    /// `TransferTimeout` when none came, and what `ask` says.
+    pub(crate) fn region(
+        &self,
+        id: RegionId,
+        wait: Duration,
+        ask: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Option<Arc<RemoteRegion>>> {
+        self.find(id.0, wait, ask, |book| book.regions.get(&id).cloned())
     }
 
-    /// As [`region`](Self::region), for a caller who can wait out a machine that is busy.
-    pub(crate) fn region_patiently(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
-        self.find(id.0, PATIENT_WAIT, |book| book.regions.get(&id).cloned())
+    /// A region that its owner has named to us: its advert is on its way by all means. Waits a moment for it.
+    pub(crate) fn region_to_come(&self, id: RegionId) -> Option<Arc<RemoteRegion>> {
+        let on_its_way = |book: &mut Book| book.newest < id.0 && !book.gone;
+        let waited = self.news.wait_timeout_while(self.book(), AGAIN_WAIT, on_its_way);
+        waited.expect("no holder panics").0.regions.get(&id).cloned()
     }
 
     /// Whether the advert of a region can still be on its way.
@@ -263,18 +318,24 @@ impl Remote {
     }
 
     /// A cache, as [`region`](Self::region).
-    pub(crate) fn cache(&self, id: CacheId) -> Option<Arc<RemoteCache>> {
-        self.find(id.0, ADVERT_WAIT, |book| book.caches.get(&id).cloned())
+    pub(crate) fn cache(
+        &self,
+        id: CacheId,
+        wait: Duration,
+        ask: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Option<Arc<RemoteCache>>> {
+        self.find(id.0, wait, ask, |book| book.caches.get(&id).cloned())
     }
 
-    /// The regions of a cache, in the order its layout numbers them.
+    /// The regions of a cache, in the order its layout numbers them. They are in its own advert or an earlier one.
     pub(crate) fn cache_regions(&self, cache: &RemoteCache) -> Result<Vec<Arc<RemoteRegion>>> {
+        let book = self.book();
         cache
             .advert
             .regions
             .iter()
-            .map(|&id| {
-                self.region(id).ok_or_else(|| {
+            .map(|id| {
+                book.regions.get(id).cloned().ok_or_else(|| {
                     Error::new(
                         ErrorKind::Region,
                         "transfer",
@@ -289,36 +350,97 @@ impl Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     fn region(id: u64) -> Arc<RemoteRegion> {
         Arc::new(RemoteRegion::new(RegionId(id), 4096, 0, true, None))
     }
 
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn peer() -> Remote {
+        Remote::new("peer".into(), Incarnation::new([1; 16]))
+    }
+
+    /// Puts a question by telling its number.
+    fn tells(told: &mpsc::Sender<u64>) -> impl FnOnce(u64) -> Result<()> + '_ {
+        |number| {
+            told.send(number).unwrap();
+            Ok(())
+        }
+    }
+
+    fn found(outcome: Result<Option<Arc<RemoteRegion>>>) -> Option<RegionId> {
+        outcome.unwrap().map(|region| region.id)
+    }
+
     #[test]
     fn an_advert_that_is_late_is_waited_for() {
-        let remote = Remote::new("peer".into(), Incarnation::new([1; 16]));
+        let remote = peer();
+        let (told, asked) = mpsc::channel();
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| remote.region(RegionId(2)).map(|region| region.id));
-            // Far longer than one trip, and news of something else meanwhile.
-            std::thread::sleep(Duration::from_millis(50));
+            let waits = scope.spawn(|| remote.region(RegionId(2), LONG, tells(&told)));
+            asked.recv().unwrap();
+            // News of something else meanwhile.
             assert!(remote.add_region(region(1)));
-            std::thread::sleep(Duration::from_millis(50));
             assert!(remote.add_region(region(2)));
-            assert_eq!(found.join().unwrap(), Some(RegionId(2)));
+            assert_eq!(found(waits.join().unwrap()), Some(RegionId(2)));
+        });
+        let known = remote.region(RegionId(1), LONG, |_| panic!("what is known needs no question"));
+        assert_eq!(found(known), Some(RegionId(1)));
+    }
+
+    #[test]
+    fn what_the_peer_has_not_advertised_before_its_answer_is_not_there() {
+        let remote = peer();
+        let answer = |number| {
+            // Pings of a heartbeat, and an answer to a question that nobody has put yet.
+            remote.answered(number & !QUESTION);
+            remote.answered(number);
+            remote.answered(number + 1);
+            Ok(())
+        };
+        assert_eq!(found(remote.region(RegionId(1), LONG, answer)), None);
+        let (told, asked) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| remote.region(RegionId(1), LONG, tells(&told)));
+            asked.recv().unwrap();
+            assert!(remote.add_region(region(1)));
+            assert_eq!(found(waits.join().unwrap()), Some(RegionId(1)));
         });
     }
 
     #[test]
+    fn a_peer_that_does_not_answer_is_an_error_and_costs_its_callers_one_long_wait() {
+        let remote = peer();
+        let ask = |wait| {
+            remote
+                .region(RegionId(1), wait, |_| Ok(()))
+                .map(drop)
+                .unwrap_err()
+                .kind()
+        };
+        assert_eq!(ask(Duration::from_millis(1)), ErrorKind::TransferTimeout);
+        // The next one would not end within the test's time.
+        assert_eq!(ask(Duration::from_secs(1 << 30)), ErrorKind::TransferTimeout);
+        let lost = || Error::new(ErrorKind::PeerLost, "test", "it is gone");
+        let outcome = remote.region(RegionId(1), LONG, |_| Err(lost())).map(drop);
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::PeerLost);
+    }
+
+    #[test]
     fn nothing_is_waited_for_or_entered_once_the_peer_is_lost() {
-        let remote = Remote::new("peer".into(), Incarnation::new([1; 16]));
+        let remote = peer();
         assert!(remote.add_region(region(7)));
         assert!(!remote.add_region(region(7)), "known already");
+        let (told, asked) = mpsc::channel();
         std::thread::scope(|scope| {
-            let found = scope.spawn(|| remote.region(RegionId(8)).is_some());
+            let waits = scope.spawn(|| remote.region(RegionId(8), LONG, tells(&told)));
+            asked.recv().unwrap();
             assert_eq!(remote.forget_all().len(), 1);
-            assert!(!found.join().unwrap());
+            assert_eq!(found(waits.join().unwrap()), None);
         });
         assert!(!remote.add_region(region(9)));
-        assert!(remote.region(RegionId(9)).is_none());
+        assert_eq!(found(remote.region(RegionId(9), LONG, |_| panic!("asked"))), None);
     }
 }

@@ -178,6 +178,7 @@ impl PyKvCache {
     ///     LayoutError: A block id is out of range or twice, or the layouts can't be converted.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
+    ///     TransferTimeoutError: The owner doesn't say whether it has registered such a cache this moment.
     #[pyo3(signature = (
         reference, into, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None, require_direct=false,
         peer=None,
@@ -228,6 +229,7 @@ impl PyKvCache {
     ///     LayoutError: A block id is out of range, or the layouts can't be converted.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
+    ///     TransferTimeoutError: The owner doesn't say whether it has registered such a cache this moment.
     #[pyo3(signature = (
         reference, block_ids, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None,
         require_direct=false, peer=None,

@@ -145,6 +145,7 @@ impl PyPeer {
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
+    ///     TransferTimeoutError: The peer doesn't say whether it has registered such a region this moment.
     #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
     fn read(
         &self,
@@ -175,6 +176,7 @@ impl PyPeer {
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
+    ///     TransferTimeoutError: The peer doesn't say whether it has registered such a region this moment.
     #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
     fn write(
         &self,

@@ -247,7 +247,7 @@ impl Pump<'_> {
     fn region(&mut self, place: &Place, large: &Large) -> Result<Arc<RemoteRegion>> {
         let deadline = Instant::now() + ADVERT;
         let region = loop {
-            if let Some(region) = self.core.link.remote.region(place.region) {
+            if let Some(region) = self.core.link.remote.region_to_come(place.region) {
                 break region;
             }
             self.check()?;
