@@ -95,11 +95,22 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
         return refuse("the stream sent more than its hello before it was answered");
     }
     let stream = std::net::TcpStream::from(stream);
-    (&stream).write_all(&[STREAM_READY]).map_err(broken)?;
+    let answer = || (&stream).write_all(&[STREAM_READY]).map_err(broken);
     match hello.purpose {
-        StreamPurpose::Data => serve_stream(shared, peer, Socket::new(OwnedFd::from(stream))?),
-        StreamPurpose::UcxLane => ucx::serve(shared, peer, stream),
-        StreamPurpose::Pipe => pipe::arrive(shared, peer, stream),
+        StreamPurpose::Data => {
+            answer()?;
+            serve_stream(shared, peer, Socket::new(OwnedFd::from(stream))?)
+        }
+        StreamPurpose::UcxLane => {
+            answer()?;
+            ucx::serve(shared, peer, stream)
+        }
+        StreamPurpose::Pipe => {
+            // Once its sender has the answer, the pipe counts as one that is coming.
+            let seat = pipe::Seat::take(shared, peer);
+            answer()?;
+            pipe::arrive(shared, seat, stream)
+        }
     }
 }
 

@@ -86,6 +86,14 @@ fn content(item: &PipeItem) -> Vec<u8> {
     item.bytes.as_ref().expect("a tensor").to_vec().expect("readable")
 }
 
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < WAIT, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Waits until the pipe fails, and how.
 fn failure(mut look: impl FnMut() -> pdkv_core::Result<()>) -> ErrorKind {
     let started = Instant::now();
@@ -238,8 +246,8 @@ fn the_end_of_a_peer_is_the_end_of_its_pipes() {
     } = scene(TransportKind::Shm);
     send(&sender, &bytes(10, 1), b"before");
     let waits = peer.open_pipe(b"unaccepted", 1).expect("opens");
-    // What was sent before is still there, and no more.
-    std::thread::sleep(Duration::from_millis(50));
+    // What went out before is still there, and no more.
+    until("the item goes out", || sender.queued_bytes() == 0);
     near.close();
     assert_eq!(receive(&receiver).tag, b"before");
     assert_eq!(receiver.recv(WAIT).expect_err("lost").kind(), ErrorKind::PeerLost);
@@ -249,11 +257,12 @@ fn the_end_of_a_peer_is_the_end_of_its_pipes() {
     for pipe in [&sender, &waits] {
         assert!(matches!(sending_fails(pipe), ErrorKind::Closed | ErrorKind::PeerLost));
     }
-    assert!(
-        far.accept_pipe(b"unaccepted", None, u64::MAX, SHORT)
+    until("the peer is lost", || far.peers().is_empty());
+    until("its guests go with it", || {
+        far.accept_pipe(b"unaccepted", None, u64::MAX, Duration::ZERO)
             .expect("looks")
             .is_none()
-    );
+    });
 }
 
 #[test]
@@ -335,18 +344,12 @@ fn a_pipe_that_was_given_up_does_not_stand_in_the_way_of_its_successor() {
             .expect("looks")
             .is_none()
     );
-    // Without a successor, its end is to be had, after a moment or at once.
-    for wait in [WAIT, Duration::ZERO] {
-        let third = peer.open_pipe(b"same", 1).expect("opens");
-        send(&third, &bytes(10, 1), b"third");
-        give_up(&third);
-        std::thread::sleep(Duration::from_millis(100));
-        let over = far
-            .accept_pipe(b"same", None, u64::MAX, wait)
-            .expect("looks")
-            .expect("is there");
-        assert_eq!(failure(|| over.recv(SHORT).map(drop)), ErrorKind::TransferCancelled);
-    }
+    // Without a successor, its end is to be had after a moment.
+    let third = peer.open_pipe(b"same", 1).expect("opens");
+    send(&third, &bytes(10, 1), b"third");
+    give_up(&third);
+    let over = accept(&far, b"same");
+    assert_eq!(failure(|| over.recv(SHORT).map(drop)), ErrorKind::TransferCancelled);
 }
 
 #[test]

@@ -33,12 +33,12 @@ pub(crate) struct Guest {
     pub(super) left: Option<Duration>,
 }
 
-/// A peer has opened a pipe.
+/// A peer has opened a pipe, and was told that it may go on after it had got its seat.
 ///
 /// # Errors
 /// `Capacity` when it has too many that wait, or the system gives no thread.
-pub(crate) fn arrive(shared: &Arc<Shared>, peer: PeerKey, stream: TcpStream) -> Result<()> {
-    let seat = Seat::take(shared, peer).inspect_err(|error| refuse(&stream, error))?;
+pub(crate) fn arrive(shared: &Arc<Shared>, seat: Result<Seat>, stream: TcpStream) -> Result<()> {
+    let seat = seat.inspect_err(|error| refuse(&stream, error))?;
     shared.movers.task(move || {
         if let Err(error) = seat.welcome(stream) {
             tracing::debug!(%error, "a pipe was turned away");
@@ -63,7 +63,7 @@ pub(super) fn has_hung_up(stream: &TcpStream) -> bool {
 }
 
 /// A place among those that wait, given up when dropped.
-struct Seat {
+pub(crate) struct Seat {
     shared: Arc<Shared>,
     peer: PeerKey,
     /// A guest is counted in its stead.
@@ -71,7 +71,9 @@ struct Seat {
 }
 
 impl Seat {
-    fn take(shared: &Arc<Shared>, peer: PeerKey) -> Result<Self> {
+    /// # Errors
+    /// `Capacity` when the peer has too many.
+    pub(crate) fn take(shared: &Arc<Shared>, peer: PeerKey) -> Result<Self> {
         let mut inner = shared.pipes.lock();
         if inner.counts.get(&peer).is_some_and(|&count| count >= MAX_GUESTS) {
             drop(inner.take(|guest| guest.peer == peer && has_hung_up(&guest.stream)));
@@ -137,7 +139,10 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         if !self.handed_on {
-            self.shared.pipes.lock().uncount(self.peer);
+            let pipes = &self.shared.pipes;
+            pipes.lock().uncount(self.peer);
+            // Whoever waited for it to say its name waits no more.
+            pipes.came.notify_all();
         }
     }
 }

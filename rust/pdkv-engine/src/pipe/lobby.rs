@@ -116,6 +116,12 @@ impl Inner {
         }
     }
 
+    /// Whether the peer has a pipe that has not said its name yet.
+    fn expects(&self, peer: PeerKey) -> bool {
+        let named = self.guests.iter().filter(|guest| guest.peer == peer).count();
+        self.counts.get(&peer).is_some_and(|&count| count > named)
+    }
+
     /// Takes out the guests that `leaves` picks.
     pub(super) fn take(&mut self, mut leaves: impl FnMut(&Guest) -> bool) -> Vec<Guest> {
         let taken: Vec<Guest> = self.guests.extract_if(.., |guest| leaves(guest)).collect();
@@ -151,6 +157,7 @@ impl Pipes {
         let fits = |guest: &Guest| guest.channel == channel && incarnation.is_none_or(|life| life == guest.incarnation);
         let deadline = Instant::now() + wait;
         let mut inner = self.lock();
+        let mut waited = false;
         loop {
             shared.check_open("accept_pipe")?;
             let mut left = deadline.saturating_duration_since(Instant::now());
@@ -162,21 +169,29 @@ impl Pipes {
                 drop(inner.take(|other| other.number < guest.number && fits(other) && has_hung_up(&other.stream)));
                 return Ok(Some(guest));
             }
+            if waited && left.is_zero() {
+                return Ok(None);
+            }
             // One whose sender has left has an end to tell and no item. It may have a successor on its way.
             let now = shared.clock.now();
             if let Some(at) = inner.guests.iter().position(fits) {
                 let until = *inner.guests[at].left.get_or_insert(now) + GRACE;
-                if wait.is_zero() || now >= until {
+                // However long the thread that hears its name is held up, the successor is waited for.
+                let coming = inner.expects(inner.guests[at].peer);
+                if wait.is_zero() || (now >= until && !coming) {
                     let guest = inner.guests.remove(at);
                     inner.uncount(guest.peer);
                     return Ok(Some(guest));
                 }
-                left = left.min(until.saturating_sub(now));
+                if !coming {
+                    left = left.min(until.saturating_sub(now));
+                }
             }
             if left.is_zero() {
                 return Ok(None);
             }
             inner = self.came.wait_timeout(inner, left).expect("no holder panics").0;
+            waited = true;
         }
     }
 

@@ -24,7 +24,7 @@ mod upward;
 use pdkv_core::{Error, ErrorKind};
 
 pub use buffer::PipeBuffer;
-pub(crate) use guest::arrive;
+pub(crate) use guest::{Seat, arrive};
 pub(crate) use lobby::Pipes;
 pub use receiver::{PipeItem, PipeReceiver};
 pub use sender::{PipeSender, PipeTensor};

@@ -103,3 +103,55 @@ fn memory_whose_writer_has_ended_is_not_kept() {
     assert_eq!(receiver.recv(WAIT).unwrap_err().kind(), ErrorKind::PeerLost);
     assert_eq!((far.shared().pipes.held(), far.shared().registry.private()), (0, 0));
 }
+
+/// A pipe that is given up as soon as its name is known.
+fn given_up(far: &Engine, peer: &Peer) {
+    let before = far.shared().pipes.lock().guests.len();
+    let mut stream = peer.link.pipes.as_ref().unwrap()().unwrap();
+    let mut raw = Vec::new();
+    ToReceiver::Open { channel: b"p" }.encode(&mut raw).unwrap();
+    stream.write_all(&raw).unwrap();
+    drop(stream);
+    until(|| {
+        let inner = far.shared().pipes.lock();
+        inner.guests.len() > before && super::guest::has_hung_up(&inner.guests[before].stream)
+    });
+}
+
+#[test]
+fn a_pipe_that_was_given_up_is_taken_at_once_by_who_does_not_wait() {
+    let (_near, far, peer) = pair();
+    given_up(&far, &peer);
+    let over = far.accept_pipe(b"p", None, u64::MAX, Duration::ZERO).unwrap().unwrap();
+    assert_eq!(over.recv(WAIT).unwrap_err().kind(), ErrorKind::PeerLost);
+}
+
+#[test]
+fn a_pipe_that_was_given_up_is_kept_while_another_is_about_to_say_its_name() {
+    let (_near, far, peer) = pair();
+    given_up(&far, &peer);
+    // It was told to go on, and the machine is so busy that it says its name much later.
+    let mut stream = peer.link.pipes.as_ref().unwrap()().unwrap();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(400));
+        let mut raw = Vec::new();
+        ToReceiver::Open { channel: b"p" }.encode(&mut raw).unwrap();
+        let head = ItemHead {
+            seq: 0,
+            tag: b"alive",
+            tensor: None,
+        };
+        head.begin(&mut raw, false).unwrap();
+        stream.write_all(&raw).unwrap();
+        stream
+    });
+    let alive = far.accept_pipe(b"p", None, u64::MAX, WAIT).unwrap().unwrap();
+    assert_eq!(alive.recv(WAIT).unwrap().unwrap().tag, b"alive");
+    drop(late.join().unwrap());
+    // One that never says it delays the other's end for a while, not for ever.
+    given_up(&far, &peer);
+    let silent = peer.link.pipes.as_ref().unwrap()().unwrap();
+    let over = far.accept_pipe(b"p", None, u64::MAX, WAIT).unwrap().unwrap();
+    assert_eq!(over.recv(WAIT).unwrap_err().kind(), ErrorKind::PeerLost);
+    drop(silent);
+}
