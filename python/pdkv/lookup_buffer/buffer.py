@@ -31,7 +31,7 @@ __all__ = ["LookupBuffer"]
 
 _MATCHES = ("either_prefix", "longest_prefix")
 # How long close() waits for consumers to hear of it.
-_GOODBYE_S = 2.0
+_GOODBYE_S = 5.0
 
 
 class LookupBuffer:

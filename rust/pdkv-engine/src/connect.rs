@@ -27,7 +27,7 @@ use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
-use crate::transport::ucx::UcxLink;
+use crate::transport::ucx::{LANE_WAIT, UcxLink};
 use crate::transport::{Link, Way};
 
 /// What to look at when somebody hangs up on a hello, which shows as an end or as a reset.
@@ -80,7 +80,12 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
         link.map(&unmapped);
     }
     if let Some(lanes) = lanes {
-        lanes.open(shared, deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let others = link
+            .ways
+            .iter()
+            .any(|way| way.kind != TransportKind::Ucx && way.link.is_ok());
+        lanes.open(shared, if others { left.min(LANE_WAIT) } else { left });
     }
     link.check_alive()?;
     Ok(Peer {

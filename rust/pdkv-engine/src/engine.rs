@@ -31,9 +31,9 @@ use crate::registry::{LocalCache, LocalRegion};
 use crate::shared::{Parts, Shared};
 use crate::stats::EngineStats;
 
-/// How long each step of close() waits: for peers that write into our memory, for our movers, and for
-/// the progress thread to let go of the port.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// How long close() waits for peers that write into our memory and for our movers, and after them for the progress
+/// thread to let go of the port. Those that are well need milliseconds; a machine that is very busy gives them late.
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
 /// Longest name of an engine.
 const MAX_NAME: usize = 200;
 
@@ -337,7 +337,7 @@ impl Engine {
         EngineStats::of(self.shared())
     }
 
-    /// Ends everything: exports are released, peers are told, threads end. Waits, for a few seconds at
+    /// Ends everything: exports are released, peers are told, threads end. Waits, for five seconds at
     /// most, until peers have stopped writing into offered blocks and transfers are quiesced; dropping the
     /// last handle does not. Doing it twice is no error, and in a forked child it does nothing.
     pub fn close(&self) {
@@ -349,9 +349,11 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     if shared.closed.swap(true, Ordering::AcqRel) {
         return;
     }
+    let deadline = Instant::now() + patience;
+    let left = || deadline.saturating_duration_since(Instant::now());
     shared.drive(|state, now| state.node.release_all(now));
     // Writers of offers are told to stop, and say when they have.
-    wait_until(patience, || shared.lock().node.writers() == 0);
+    wait_until(left(), || shared.lock().node.writers() == 0);
     let peers: Vec<_> = shared.lock().peers.keys().copied().collect();
     let error = Error::new(
         ErrorKind::Closed,
@@ -364,7 +366,7 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     }
     shared.pipes.close();
     shared.movers.close();
-    wait_until(patience, || {
+    wait_until(left(), || {
         shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut()
     });
     shared.ucx.close();

@@ -23,12 +23,13 @@ use super::verdict::{carrier_of, names, takes_lists, worst};
 pub(super) const MESSAGES: u16 = 0x70;
 /// The first message each way: it proves the connection and asks for nothing.
 pub(super) const HELLO: [u8; 8] = [0; 8];
-/// How long a side channel may stay silent at first.
-const FIRST_WORD: Duration = Duration::from_secs(5);
+/// How long a side channel may stay silent at first: its initiator may have to load UCX before it can speak.
+const FIRST_WORD: Duration = Duration::from_secs(15);
 /// Offers that an owner looks at before it gives up on an initiator.
 const MAX_OFFERS: usize = 3;
-/// How long puts and gets are tried: an owner that carries out no emulated ones never answers those.
-const TRIAL: Duration = Duration::from_secs(2);
+/// How long puts and gets are tried: an owner that carries out no emulated ones never answers those. Who does answers
+/// at once, unless its machine is very busy; taken for one that doesn't, it would get messages for as long as it lives.
+const TRIAL: Duration = Duration::from_secs(8);
 /// Bytes of the memory that is lent for it.
 const PROBE_PAGE: u64 = 64 << 10;
 /// What is tried there, a get or a put of so many bytes: UCX may do each in another way.

@@ -27,7 +27,7 @@ use crate::transport::Work;
 pub(super) const SETUP: Duration = Duration::from_secs(30);
 /// How long operations of a work that was stopped may take to end. Past it the lane ends, since only the
 /// end of its worker takes them back.
-pub(super) const DRAIN: Duration = Duration::from_secs(2);
+pub(super) const DRAIN: Duration = Duration::from_secs(5);
 /// Calls of UCX between two looks at the side channel.
 const PROGRESS: usize = 32;
 /// UCX keeps much on the stack while it looks at the machine.

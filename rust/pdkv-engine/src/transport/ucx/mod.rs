@@ -37,8 +37,8 @@ pub(crate) use control::{Control, Lanes, refuse_lanes};
 pub(crate) use lane::serve;
 pub(crate) use runtime::{Runtime, unwanted};
 
-/// How long connect() waits for a lane at most.
-const WAIT: Duration = Duration::from_secs(5);
+/// How long connect() waits for a lane at most, where something else reaches the peer as well.
+pub(crate) const LANE_WAIT: Duration = Duration::from_secs(5);
 
 /// Lanes to one peer, one after the other: when one ends and the peer is still there, the next transfer
 /// makes another.
@@ -115,7 +115,7 @@ impl UcxLink {
         if let Err(error) = movers.task(task) {
             return self.remember(Err(error));
         }
-        let _ = over.recv_timeout(patience.min(WAIT));
+        let _ = over.recv_timeout(patience);
     }
 
     fn remember(&self, outcome: Result<()>) {
