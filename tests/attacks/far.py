@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-GUARD_S = 90.0  # only a hang takes so long
+GUARD_S = 200.0  # only a hang takes so long
 
 
 def until(condition: Callable[[], Any], what: str, guard_s: float = GUARD_S) -> Any:

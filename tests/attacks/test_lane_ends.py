@@ -16,7 +16,7 @@ from attacks import lanes
 from attacks.far import until
 from attacks.test_storms import flat
 
-IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 1.5}
+IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 3.0}
 LARGE = {"layers": 4, "blocks": 128, "block_bytes": 128 << 10}
 WHOLE = list(range(128))
 SAME = [(block, block) for block in WHOLE]

@@ -9,6 +9,7 @@ import time
 import pdkv
 from attacks.far import until
 from attacks.host import BACKGROUND
+from places import host_of_its_own
 
 BLOCKS = list(range(8))
 INTO = list(range(63, 55, -1))
@@ -145,7 +146,7 @@ def test_recycled_blocks_never_pass_for_the_old_ones(start, transport, rounds):
 
 def test_restart_on_the_same_port(start, transport):
     consumer = start("consumer", transport)
-    first = start("producer", transport, seed=1)
+    first = start("producer", transport, seed=1, listen=f"{host_of_its_own()}:0")
     address = first.address
     consumer.do("connect", address)
     _, old = first.do("export", BLOCKS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pdkv
 from attacks.far import until
 
-IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 1.5}
+IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 3.0}
 LARGE = {"layers": 4, "blocks": 128, "block_bytes": 128 << 10}
 BLOCKS = list(range(32))
 SAME = [(block, block) for block in BLOCKS]

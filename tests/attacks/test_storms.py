@@ -20,7 +20,7 @@ def flat(before, far, transport=""):
     if transport.startswith("ucx"):
         # What woke the thread of a lane that is gone is let go when the next lane is made.
         before = {**before, "fds": before["fds"] + 1}
-    deadline = time.monotonic() + 40.0
+    deadline = time.monotonic() + 120.0
     while True:
         now = far.do("resources")
         more = {key: (before[key], now[key]) for key, slack in SLACK.items() if now[key] > before[key] + slack}

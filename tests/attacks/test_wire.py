@@ -29,7 +29,7 @@ def golden(name):
 def call(address):
     """A plain connection."""
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=240)
 
 
 def pair(start, transport, **settings):

@@ -16,7 +16,7 @@ from pdkv.errors import ConfigError, PdkvError, PeerLostError, PeerUnreachableEr
 @pytest.fixture
 def pair():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        channel = control.connect(control.join_address(*listener.getsockname()), 5.0)
+        channel = control.connect(control.join_address(*listener.getsockname()), 60.0)
         other, _ = listener.accept()
     with other:
         yield channel, other
@@ -27,15 +27,15 @@ def pair():
 def served():
     """A producer that has not been greeted."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        channel = control.connect(control.join_address(*listener.getsockname()), 5.0)
+        channel = control.connect(control.join_address(*listener.getsockname()), 60.0)
         server = producer.Producer(
-            World().kit, Channel(listener.accept()[0], 5.0), "secret", insecure=False, timeout_s=5.0
+            World().kit, Channel(listener.accept()[0], 60.0), "secret", insecure=False, timeout_s=60.0
         )
     thread = threading.Thread(target=server.serve)
     thread.start()
     yield channel
     channel.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -141,5 +141,5 @@ def test_a_producer_that_cannot_start_is_an_error(monkeypatch):
         return real([sys.executable, "-c", "raise SystemExit(4)"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", broken)
-    with pytest.raises(PeerLostError, match="ended at once"), producer.spawned(5.0):
+    with pytest.raises(PeerLostError, match="ended at once"), producer.spawned(60.0):
         pass

@@ -142,7 +142,7 @@ else:
 def test_two_processes_run_and_end(wheel, no_child_left):
     library, program = wheel
     program("ucx_perftest", TWO_SIDED)
-    result = perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=20)
+    result = perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {"TLS": "tcp"}, timeout_s=60)
     assert result == perftest.Result(100, 2.0 * 2**20)
 
 
@@ -150,7 +150,7 @@ def test_a_server_that_does_not_start_is_an_error_and_leaves_nothing(wheel, no_c
     library, program = wheel
     program("ucx_perftest", "raise SystemExit(1)")
     with pytest.raises(PdkvError, match="does not listen"):
-        perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {}, timeout_s=20)
+        perftest.run(perftest.find("1.22.0", library), "ucp_get", 65536, 100, 16, {}, timeout_s=60)
 
 
 def test_a_client_that_hangs_is_ended_at_its_deadline(wheel, no_child_left):

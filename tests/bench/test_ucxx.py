@@ -21,7 +21,7 @@ def rows(*arguments, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.stdout, done.stderr
@@ -62,7 +62,7 @@ def test_without_the_bindings_nothing_is_measured():
     with pytest.raises(UnsupportedError) as caught:
         ucxx_peer.check()
     assert "pdkv[bench-peers]" in str(caught.value)
-    done = subprocess.run([*COMMAND, "--compare", "ucxx"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, "--compare", "ucxx"], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "pdkv[bench-peers]" in done.stderr
 

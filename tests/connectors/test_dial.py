@@ -266,21 +266,19 @@ def test_a_thread_that_goes_is_not_counted_on_by_the_next(resting):
     assert threading.current_thread() not in world.dialler._threads
 
 
-def test_a_call_that_a_resting_thread_missed_is_not_lost(resting):
+def test_a_call_that_a_resting_thread_missed_is_not_lost(resting, monkeypatch):
     """The wait of a condition may end by its time in the moment in which it is notified."""
     world, queue = resting
     until(lambda: len(world.threads()) == 0)
     job = Job("life", time.monotonic() + 60, lambda peer: None, lambda error: None)
 
-    def come():
-        with world.dialler._changed:
-            queue.soon.append(job)
-            world.dialler._unproven.append(queue)
+    def come(timeout):
+        queue.soon.append(job)
+        world.dialler._unproven.append(queue)
+        return False  # as if its time were over
 
-    timer = threading.Timer(0.02, come)
-    timer.start()
+    monkeypatch.setattr(world.dialler._changed, "wait", come)
     assert world.dialler._next() == (queue, job)
-    timer.join()
 
 
 def test_what_somebody_uses_stays(monkeypatch):

@@ -229,6 +229,6 @@ def test_close_ends_the_thread(producer):
     with consuming() as consumer:
         references, _ = producer.export("p-1", (5, 6))
         watch(consumer, producer, "d-1", references)
-    assert "pdkv-leases" not in {thread.name for thread in threading.enumerate()}
+    until(lambda: "pdkv-leases" not in {thread.name for thread in threading.enumerate()})
     watch(consumer, producer, "d-1", references)
     assert "pdkv-leases" not in {thread.name for thread in threading.enumerate()}

@@ -72,7 +72,7 @@ def test_a_killed_producer_fails_what_runs(consumer):
 
 
 def test_a_stopped_producer_fails_what_runs_at_its_deadline():
-    with consuming(transfer_timeout=0.5) as consumer, far() as producer:
+    with consuming(transfer_timeout=5.0) as consumer, far() as producer:
         references, _ = producer.export("p-1", (5, 6))
         load(consumer, producer, "d-0", references, ())
         producer.until_sent("p-1")

@@ -31,7 +31,7 @@ def blocks():
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -47,7 +47,7 @@ def in_thread(call, *arguments, **options):
 def test_what_is_inserted_is_selected_as_the_same_objects(buffer):
     given = [ints(1, 2, 3), np.array([True, True, False]), np.ones((2, 3)), None, np.zeros(2)]
     buffer.insert(*given)
-    found = buffer.drop_select(ints(1, 2), None, timeout_s=5)
+    found = buffer.drop_select(ints(1, 2), None, timeout_s=60)
     assert all(one is other for one, other in zip(found, given, strict=True))
     assert (len(buffer), buffer.used_bytes) == (0, 0)
 
@@ -55,16 +55,16 @@ def test_what_is_inserted_is_selected_as_the_same_objects(buffer):
 def test_nothing_at_all_takes_the_first_and_none_is_a_value(buffer):
     buffer.insert(None, None, None, None, None)
     insert(buffer, 7)
-    assert buffer.drop_select(None, None, timeout_s=5) == [None] * 5
-    assert first_token(buffer.drop_select(None, None, timeout_s=5)) == 7
+    assert buffer.drop_select(None, None, timeout_s=60) == [None] * 5
+    assert first_token(buffer.drop_select(None, None, timeout_s=60)) == 7
 
 
 def test_a_hit_leaves_those_passed_over_behind_the_newest(buffer):
     for token in (1, 2, 3, 4):
         insert(buffer, token)
-    assert first_token(buffer.drop_select(ints(3), timeout_s=5)) == 3
+    assert first_token(buffer.drop_select(ints(3), timeout_s=60)) == 3
     insert(buffer, 5)
-    order = [first_token(buffer.drop_select(None, timeout_s=5)) for _ in range(4)]
+    order = [first_token(buffer.drop_select(None, timeout_s=60)) for _ in range(4)]
     assert order == [4, 1, 2, 5]
 
 
@@ -73,7 +73,7 @@ def test_masks_of_both_sides_count(buffer):
     with pytest.raises(pdkv.TransferTimeoutError):
         buffer.drop_select(ints(9, 1, 2), None, timeout_s=0)
     assert buffer.peek(ints(1, 2, 3), np.array([True, True, False])) == 2
-    found = buffer.drop_select(ints(8, 1, 2), np.array([False, True, True]), timeout_s=5)
+    found = buffer.drop_select(ints(8, 1, 2), np.array([False, True, True]), timeout_s=60)
     assert found[0].tolist() == [9, 1, 2]
 
 
@@ -91,7 +91,7 @@ def test_the_longest_prefix_may_be_asked_for():
         insert(buffer, 1, 2, 3)
         assert buffer.peek(ints(1, 2, 3, 4)) == 3
         assert buffer.peek(ints(1, 2, 3, 4), match="either_prefix") == 1
-        assert len(buffer.drop_select(ints(1, 2), timeout_s=5)[0]) == 3
+        assert len(buffer.drop_select(ints(1, 2), timeout_s=60)[0]) == 3
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64])
@@ -104,10 +104,10 @@ def test_a_miss_waits_for_the_insert_that_ends_it(buffer):
     thread, result = in_thread(buffer.drop_select, ints(4, 5))
     waiting, other = in_thread(buffer.drop_select, ints(6))
     insert(buffer, 4)
-    thread.join(20)
+    thread.join(60)
     assert first_token(result[0]) == 4
     insert(buffer, 6)
-    waiting.join(20)
+    waiting.join(60)
     assert first_token(other[0]) == 6
 
 
@@ -117,7 +117,7 @@ def test_requests_are_served_in_the_order_in_which_they_came(buffer):
         insert(buffer, 1)
     assert [selection.done for selection in selections] == [True, True, True, False]
     insert(buffer, 1)
-    assert all(first_token(selection.wait(5)) == 1 for selection in selections)
+    assert all(first_token(selection.wait(60)) == 1 for selection in selections)
 
 
 def test_a_cancelled_request_loses_nothing(buffer):
@@ -130,18 +130,18 @@ def test_a_cancelled_request_loses_nothing(buffer):
     waiting = buffer.select(ints(9))
     thread, result = in_thread(waiting.wait)
     waiting.cancel()
-    thread.join(20)
+    thread.join(60)
     assert isinstance(result[0], pdkv.TransferCancelledError)
     with pytest.raises(pdkv.TransferCancelledError):
         found.wait(0)
     insert(buffer, 9)
-    assert [first_token(buffer.drop_select(None, timeout_s=5)) for _ in range(4)] == [1, 2, 3, 9]
+    assert [first_token(buffer.drop_select(None, timeout_s=60)) for _ in range(4)] == [1, 2, 3, 9]
 
 
 def test_an_interrupted_wait_gives_the_entry_back(buffer):
     insert(buffer, 1)
     selection = buffer.select(None)
-    assert selection.hit(5).matched == 1
+    assert selection.hit(60).matched == 1
     with pytest.raises(KeyboardInterrupt), selection:
         raise KeyboardInterrupt
     assert buffer.peek(ints(1)) == 1
@@ -152,9 +152,9 @@ def test_an_entry_that_comes_back_goes_to_whoever_waits(buffer):
     first, second = buffer.select(ints(1)), buffer.select(ints(1))
     assert (first.done, second.done) == (True, False)
     first.cancel()
-    assert first_token(second.wait(5)) == 1
+    assert first_token(second.wait(60)) == 1
     with pytest.raises(pdkv.ClosedError, match="before"):
-        second.wait(5)
+        second.wait(60)
 
 
 def test_insert_waits_for_room_in_the_order_of_asking():
@@ -166,11 +166,11 @@ def test_insert_waits_for_room_in_the_order_of_asking():
         while not buffer._room._queue:
             pass
         small, _ = in_thread(insert, buffer, 4, nbytes=1)
-        buffer.drop_select(ints(1), timeout_s=5)
-        large.join(20)
+        buffer.drop_select(ints(1), timeout_s=60)
+        large.join(60)
         assert small.is_alive(), "a small entry overtook the large one"
-        buffer.drop_select(ints(3), timeout_s=5)
-        small.join(20)
+        buffer.drop_select(ints(3), timeout_s=60)
+        small.join(60)
         assert buffer.used_bytes == 9
 
 
@@ -188,7 +188,7 @@ def test_close_ends_every_wait():
         pass
     buffer.close()
     for thread, _ in calls:
-        thread.join(20)
+        thread.join(60)
     assert [type(result[0]) for _, result in calls] == [pdkv.ClosedError, pdkv.ClosedError, type(None)]
     buffer.close()
     for call in (lambda: insert(buffer, 1), lambda: buffer.drop_select(None)):
@@ -202,8 +202,8 @@ def test_drain_waits_until_all_is_taken(buffer):
     with pytest.raises(pdkv.TransferTimeoutError, match="1"):
         buffer.drain(0.01)
     thread, _ = in_thread(buffer.drain)
-    buffer.drop_select(None, timeout_s=5)
-    thread.join(20)
+    buffer.drop_select(None, timeout_s=60)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -178,7 +178,7 @@ class RemoteComparison(Comparison):
 
     def teardown(self):
         super().teardown()
-        self.thread.join(20)
+        self.thread.join(60)
         assert self.producer.used_bytes == 0
 
 

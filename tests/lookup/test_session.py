@@ -23,7 +23,7 @@ def ints(*tokens):
     return np.array(tokens, np.int64)
 
 
-def until(true, what, seconds=20):
+def until(true, what, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"{what} did not come"
@@ -45,7 +45,7 @@ class Ends:
         thread = threading.Thread(target=session.run, daemon=True)
         thread.start()
         self.threads.append(thread)
-        theirs.served = thread
+        theirs.served, theirs.session = thread, session
         theirs.producer = ours
         return theirs
 
@@ -63,7 +63,7 @@ def ends():
     for session in list(ends.buffer._sessions):
         session.cut()
     for thread in ends.threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     ends.buffer.close()
     assert ends.buffer.used_bytes == 0
@@ -74,7 +74,7 @@ def ask(pipe, request, *tokens, kind=Kind.SELECT, number=0):
 
 
 def heard(pipe):
-    tag, tensors = pipe.recv_message(20)
+    tag, tensors = pipe.recv_message(60)
     return unpack(tag), tensors
 
 
@@ -82,9 +82,9 @@ def test_an_entry_is_gone_when_the_consumer_has_said_so(ends):
     remote = ends.remote()
     ends.insert(1, 2)
     selection = remote.select(ints(1), longest=False, blocks=False).start()
-    assert selection.hit(20).matched == 1
+    assert selection.hit(60).matched == 1
     assert (len(ends.buffer), ends.buffer.used_bytes) == (0, 48)
-    assert selection.wait(20)[0].tolist() == [1, 2]
+    assert selection.wait(60)[0].tolist() == [1, 2]
     until(lambda: ends.buffer.used_bytes == 0, "the end of the entry")
     remote.close()
 
@@ -92,12 +92,12 @@ def test_an_entry_is_gone_when_the_consumer_has_said_so(ends):
 def test_a_miss_waits_and_peek_does_not(ends):
     remote = ends.remote()
     waiting = remote.select(ints(5), longest=False, blocks=False).start()
-    assert remote.peek(ints(5), longest=False, blocks=False, timeout_s=20) is None
+    assert remote.peek(ints(5), longest=False, blocks=False, timeout_s=60) is None
     ends.insert(5, 6)
-    assert waiting.wait(20)[0].tolist() == [5, 6]
+    assert waiting.wait(60)[0].tolist() == [5, 6]
     ends.insert(5, 6)
-    assert remote.peek(ints(5, 6, 7), longest=False, blocks=False, timeout_s=20) == 2
-    assert remote.peek(None, longest=False, blocks=False, timeout_s=20) == 2
+    assert remote.peek(ints(5, 6, 7), longest=False, blocks=False, timeout_s=60) == 2
+    assert remote.peek(None, longest=False, blocks=False, timeout_s=60) == 2
     remote.close()
 
 
@@ -108,12 +108,12 @@ def test_a_cancelled_request_gives_its_entry_to_others(ends, found):
         ends.insert(1)
     selection = remote.select(ints(1), longest=False, blocks=False).start()
     if found:
-        selection.hit(20)
+        selection.hit(60)
     selection.cancel()
-    remote.peek(None, longest=False, blocks=False, timeout_s=20)  # whatever was said before has been heard
+    remote.peek(None, longest=False, blocks=False, timeout_s=60)  # whatever was said before has been heard
     if not found:
         ends.insert(1)
-    assert other.select(ints(1), longest=False, blocks=False).start().wait(20)[0].tolist() == [1]
+    assert other.select(ints(1), longest=False, blocks=False).start().wait(60)[0].tolist() == [1]
     until(lambda: ends.buffer.used_bytes == 0, "the end of the entry")
     remote.close()
     other.close()
@@ -128,7 +128,7 @@ def test_a_cancel_that_crosses_the_entry_on_its_way(ends):
     assert heard(pipe)[0].kind is Kind.HIT  # of request 0, which is not wanted any more
     assert heard(pipe)[0] == Word(Kind.HIT, 1, 1)  # and the entry is back before that was read
     # It still counts: the pipe holds it until the consumer has read and said so.
-    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+    assert ends.buffer.drop_select(ints(1), timeout_s=60)[0].tolist() == [1]
     assert ends.buffer.used_bytes == 40
     ask(pipe, 0, kind=Kind.BACK)
     until(lambda: ends.buffer.used_bytes == 0, "the end of the entry")
@@ -143,8 +143,8 @@ def test_a_consumer_that_dies_between_match_and_taken_loses_nothing(ends):
     waiting = other.select(ints(1), longest=False, blocks=False).start()
     assert not waiting.done
     pipe.abort()
-    assert waiting.wait(20)[0].tolist() == [1]
-    assert other.select(None, longest=False, blocks=False).start().wait(20)[0].tolist() == [2]
+    assert waiting.wait(60)[0].tolist() == [1]
+    assert other.select(None, longest=False, blocks=False).start().wait(60)[0].tolist() == [2]
     other.close()
 
 
@@ -152,9 +152,8 @@ def test_a_consumer_that_keeps_silent_is_cut_off(ends, caplog):
     pipe = ends.consumer(hold_s=0.05)
     ask(pipe, 0, 1)
     ends.insert(1)
-    assert heard(pipe)[0].kind is Kind.HIT
     with caplog.at_level(logging.WARNING, "pdkv.lookup"):
-        pipe.served.join(20)
+        pipe.served.join(60)
     assert "neither taken nor given back" in caplog.text
     assert ends.buffer.drop_select(ints(1), timeout_s=0)[0].tolist() == [1]
 
@@ -164,6 +163,7 @@ def test_a_waiting_consumer_may_keep_silent(ends):
     ask(pipe, 0, 1)
     pipe.served.join(0.2)
     assert pipe.served.is_alive()
+    pipe.session._hold_s = 600.0  # from here on it is this test that may be late
     ends.insert(1)
     assert heard(pipe)[0].kind is Kind.HIT
     ask(pipe, 0, kind=Kind.TAKEN)
@@ -191,9 +191,9 @@ def test_a_consumer_that_talks_nonsense_is_cut_off_and_hurts_nobody(ends, garbag
     ends.insert(2)
     ask(pipe, 0, 7)
     pipe.send_message(garbage)
-    pipe.served.join(20)
+    pipe.served.join(60)
     assert not pipe.served.is_alive()
-    found = [other.select(None, longest=False, blocks=False).start().wait(20)[0].tolist() for _ in range(2)]
+    found = [other.select(None, longest=False, blocks=False).start().wait(60)[0].tolist() for _ in range(2)]
     assert found == [[1], [2]]
     other.close()
 
@@ -202,7 +202,7 @@ def test_a_consumer_that_talks_nonsense_is_cut_off_and_hurts_nobody(ends, garbag
 def test_tokens_that_are_none_cut_off_the_consumer(ends, tensors):
     pipe = ends.consumer()
     pipe.send_message(pack(Word(Kind.SELECT, 0)), tensors)
-    pipe.served.join(20)
+    pipe.served.join(60)
     assert not pipe.served.is_alive()
 
 
@@ -249,10 +249,10 @@ def test_a_forged_answer_ends_the_connection_and_every_wait(forged):
     ours.send_message(forged, [None] * 5 if forged[0] == Kind.HIT else [])
     for selection in selections:
         with pytest.raises(pdkv.IntegrityError):
-            selection.wait(20)
+            selection.wait(60)
     assert not remote.alive
     with pytest.raises(pdkv.IntegrityError):
-        remote.peek(None, longest=False, blocks=False, timeout_s=20)
+        remote.peek(None, longest=False, blocks=False, timeout_s=60)
 
 
 def test_an_entry_that_nobody_can_have_is_one_requesters_error_and_gone(ends):
@@ -293,9 +293,9 @@ def test_a_consumer_that_asks_and_never_listens_is_cut_off(ends):
     assert heard(pipe)[0].kind is Kind.MISS
     pipe.producer.refuse = pdkv.TransferTimeoutError("the pipe is full of what nobody reads")
     ends.insert(1)
-    pipe.served.join(20)
+    pipe.served.join(60)
     assert not pipe.served.is_alive()
-    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+    assert ends.buffer.drop_select(ints(1), timeout_s=60)[0].tolist() == [1]
 
 
 def test_a_taking_of_what_was_cancelled_is_forged_and_costs_nothing(ends):
@@ -305,9 +305,9 @@ def test_a_taking_of_what_was_cancelled_is_forged_and_costs_nothing(ends):
     assert heard(pipe)[0].kind is Kind.HIT
     ask(pipe, 0, kind=Kind.CANCEL)
     ask(pipe, 0, kind=Kind.TAKEN)
-    pipe.served.join(20)
+    pipe.served.join(60)
     assert not pipe.served.is_alive()
-    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+    assert ends.buffer.drop_select(ints(1), timeout_s=60)[0].tolist() == [1]
     assert ends.buffer.used_bytes == 0
 
 
@@ -316,7 +316,6 @@ def test_a_consumer_that_talks_of_other_things_is_cut_off_as_well(ends, monkeypa
     pipe = ends.consumer(hold_s=0.05)
     ends.insert(1)
     ask(pipe, 0, 1)
-    assert heard(pipe)[0].kind is Kind.HIT
 
     def chat():
         for number in count(1):
@@ -324,7 +323,7 @@ def test_a_consumer_that_talks_of_other_things_is_cut_off_as_well(ends, monkeypa
 
     with pytest.raises(pdkv.PeerLostError):
         chat()
-    assert ends.buffer.drop_select(ints(1), timeout_s=20)[0].tolist() == [1]
+    assert ends.buffer.drop_select(ints(1), timeout_s=60)[0].tolist() == [1]
 
 
 def test_an_error_that_is_kept_is_raised_as_new_each_time(ends):
@@ -333,7 +332,7 @@ def test_an_error_that_is_kept_is_raised_as_new_each_time(ends):
     remote.close()
     stacks = set()
     for _ in range(20):
-        for call in (lambda: remote.peek(None, longest=False, blocks=False, timeout_s=20), lambda: waiting.wait(20)):
+        for call in (lambda: remote.peek(None, longest=False, blocks=False, timeout_s=60), lambda: waiting.wait(60)):
             with pytest.raises(pdkv.ClosedError) as caught:
                 call()
             stacks.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
@@ -347,7 +346,7 @@ def test_close_of_the_producer_ends_the_waits_of_consumers(ends):
     for session in list(ends.buffer._sessions):
         session.say_goodbye()
     with pytest.raises(pdkv.ClosedError, match="other end"):
-        waiting.wait(20)
+        waiting.wait(60)
     until(lambda: not remote.alive, "the end of the connection")
 
 

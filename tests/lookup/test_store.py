@@ -32,7 +32,7 @@ def connected(store):
     client.pipe, client.served = theirs, thread
     yield client
     client.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -88,7 +88,7 @@ def test_a_peer_is_asked_for_what_is_not_here(store, connected):
     store.put("a", np.arange(3))
     connected.put("b", np.ones(1))
     assert connected.get("a").tolist() == [0, 1, 2]
-    assert (connected.exists("a"), connected.exists("c"), connected.get("c", 20)) == (True, False, None)
+    assert (connected.exists("a"), connected.exists("c"), connected.get("c", 60)) == (True, False, None)
     assert connected.get("b").tolist() == [1.0]
     assert not connected.remove("a")
     assert store.exists("a")
@@ -117,7 +117,7 @@ def test_a_peer_that_talks_nonsense_is_cut_off(store, garbage):
     thread = threading.Thread(target=store._serve, args=(ours, "client"), daemon=True)
     thread.start()
     theirs.send_message(garbage)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert not store._pipes
 
@@ -131,12 +131,12 @@ def test_two_stores_find_what_the_other_has():
             one.add_peer(pair.to_consumer)
             one.put("small", np.arange(3))
             two.put("large", np.arange(1_000_000))
-            assert two.get("small", 20).tolist() == [0, 1, 2]
-            found = one.get("large", 20)
+            assert two.get("small", 60).tolist() == [0, 1, 2]
+            found = one.get("large", 60)
             assert np.array_equal(found, np.arange(1_000_000))
-            assert one.get("nothing", 20) is None
+            assert one.get("nothing", 60) is None
             two.close()
-            assert one.get("large", 20) is None
+            assert one.get("large", 60) is None
         with KVStore(pair.producer, library="numpy", name="other") as one, pytest.raises(pdkv.HandshakeError):
             KVStore(pair.consumer, [pair.to_producer], timeout_s=0.3)
     with KVStore() as alone, pytest.raises(pdkv.ConfigError):

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-GUARD_S = 90.0
+GUARD_S = 200.0
 _NUMBERS = count()
 _TOOLS = ("ip", "unshare")
 

@@ -19,7 +19,7 @@ from pdkv.proxy.serve import make_runner
 from pdkv.proxy.settings import Settings
 from proxy.engine import Engine
 
-PATIENCE_S = 100.0  # for what must happen; nothing is judged by how soon
+PATIENCE_S = 240.0  # for what must happen; nothing is judged by how soon
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

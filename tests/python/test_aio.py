@@ -70,7 +70,7 @@ def test_many_at_once_and_again(pair):
 def test_what_ended_before_needs_no_loop_turn(pair):
     _, caches, _ = pair
     transfer = pull(caches, [1])
-    transfer.wait(20)
+    transfer.wait(60)
 
     async def main():
         await transfer
@@ -117,7 +117,7 @@ def test_two_loops_share_one_engine(pair):
 
     async def main(first):
         for block in range(first, BLOCKS, 2):
-            await asyncio.wait_for(aio.wait(pull(caches, [block])), 20)
+            await asyncio.wait_for(aio.wait(pull(caches, [block])), 60)
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda first: asyncio.run(main(first)), range(2)))
@@ -129,9 +129,9 @@ def test_the_completion_fd_belongs_to_the_caller(pair):
     fd = engines.consumer.completion_fd()
     try:
         transfer = pull(caches, [1])
-        assert select.select([fd], [], [], 20)[0] == [fd]
+        assert select.select([fd], [], [], 60)[0] == [fd]
         assert transfer.id in engines.consumer.take_completed()
-        transfer.wait(20)
+        transfer.wait(60)
         assert engines.consumer.take_completed() == []
     finally:
         os.close(fd)

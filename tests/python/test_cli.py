@@ -14,7 +14,7 @@ from pdkv import cli, explain
 
 
 def pdkv_command(*arguments):
-    return subprocess.run([sys.executable, "-m", "pdkv.cli", *arguments], capture_output=True, text=True, timeout=110)
+    return subprocess.run([sys.executable, "-m", "pdkv.cli", *arguments], capture_output=True, text=True, timeout=240)
 
 
 def test_version():

@@ -387,7 +387,7 @@ def command(*arguments, **environment):
         [sys.executable, "-m", "pdkv.cli", "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         env={**os.environ, **environment},
     )
 

@@ -52,21 +52,21 @@ def test_pull(sides):
     export = producer.cache.export([5, 9, 2], num_tokens=40, digest=b"prefix")
     reference = pdkv.Reference.from_json(export.reference.to_json())
     transfer = consumer.cache.pull(reference, into=np.array([30, 7, 31]), digest=b"prefix")
-    transfer.wait(timeout_s=20)
+    transfer.wait(timeout_s=60)
     assert (consumer.kv[:, [30, 7, 31]] == producer.kv[:, [5, 9, 2]]).all()
     untouched = np.setdiff1d(np.arange(B), [30, 7, 31])
     assert not consumer.kv[:, untouched].any()
     assert (transfer.state, transfer.done, transfer.destination, transfer.error) == ("done", True, "valid", None)
-    assert transfer.wait_quiesced(timeout_s=20)
+    assert transfer.wait_quiesced(timeout_s=60)
     assert transfer.stats.bytes == LAYERS * 3 * H * N * C * 2
     assert transfer.stats.staged_bytes == 0
-    assert export.wait(timeout_s=20) == "done"
+    assert export.wait(timeout_s=60) == "done"
 
 
 def test_pull_of_some_layers_and_blocks(pair):
     producer, consumer = pair
     export = producer.cache.export(range(8))
-    consumer.cache.pull(export.reference, into=[0, 1], first_block=3, layers=(1, 1)).wait(20)
+    consumer.cache.pull(export.reference, into=[0, 1], first_block=3, layers=(1, 1)).wait(60)
     assert (consumer.kv[1, [0, 1]] == producer.kv[1, [3, 4]]).all()
     assert not consumer.kv[[0, 2]].any()
 
@@ -77,16 +77,16 @@ def test_push(sides):
     offer = consumer.cache.offer([1, 2, 3])
     assert offer.reference.kind == "offer"
     transfer = producer.cache.push(offer.reference.to_json(), [10, 11, 12])
-    transfer.wait(20)
-    assert offer.wait(20) == "filled"
-    assert offer.wait_quiesced(20)
+    transfer.wait(60)
+    assert offer.wait(60) == "filled"
+    assert offer.wait_quiesced(60)
     assert (consumer.kv[:, [1, 2, 3]] == producer.kv[:, [10, 11, 12]]).all()
 
 
 def test_path_and_stats(pair):
     producer, consumer = pair
     transfer = consumer.cache.pull(producer.cache.export([1]).reference, into=[1], require="tcp")
-    transfer.wait(20)
+    transfer.wait(60)
     assert transfer.path == "tcp"
     assert transfer.path != "shm"
     assert str(transfer.path) == "tcp"
@@ -109,24 +109,24 @@ def test_raw_read_and_write(sides):
     descriptor = pdkv.RegionDescriptor.from_json(far.describe().to_json())
     peer = consumer.engine.connect(producer.engine.address)
 
-    peer.read(region.span(100, 50), descriptor.span(7, 50)).wait(20)
+    peer.read(region.span(100, 50), descriptor.span(7, 50)).wait(60)
     assert (target[100:150] == source[7:57]).all()
     assert not target[:100].any()
 
     pairs = np.array([[0, 10], [50, 20]])
-    peer.read((region, pairs), [descriptor.span(1000, 10), descriptor.span(2000, 20)]).wait(20)
+    peer.read((region, pairs), [descriptor.span(1000, 10), descriptor.span(2000, 20)]).wait(60)
     assert (target[:10] == source[1000:1010]).all()
     assert (target[50:70] == source[2000:2020]).all()
 
     target[:] = 1
-    peer.write(descriptor, region, notify=b"all of it").wait(20)
+    peer.write(descriptor, region, notify=b"all of it").wait(60)
     assert (source == 1).all()
     assert arrived(producer.engine) == [("consumer", b"all of it")]
 
 
 def arrived(engine):
     """Notifications come on the control channel; they may be a moment behind."""
-    for _ in range(2000):
+    for _ in range(12_000):
         if found := engine.notifications():
             return found
         time.sleep(0.005)
@@ -157,7 +157,7 @@ def test_parts_of_a_pool_are_their_own_regions():
         target = np.zeros(256, np.uint8)
         region = b.register(target)
         assert part.span(3, 4).offset == 3
-        b.connect(a.address).read(region, part.describe()).wait(20)
+        b.connect(a.address).read(region, part.describe()).wait(60)
         assert (target == memory[256:512]).all()
         with pytest.raises(pdkv.RegionError, match="not a part of"):
             part.span(200, 100)
@@ -200,19 +200,19 @@ def test_every_bad_reference_has_its_own_error(pair):
 
     def outcome(reference, **options):
         with pytest.raises(pdkv.PdkvError) as caught:
-            consumer.cache.pull(reference, into=[0], **options).wait(20)
+            consumer.cache.pull(reference, into=[0], **options).wait(60)
         assert not consumer.kv[:, 0].any()
         return type(caught.value)
 
     used = producer.cache.export([1]).reference
-    consumer.cache.pull(used, into=[1]).wait(20)
+    consumer.cache.pull(used, into=[1]).wait(60)
     assert outcome(used) is pdkv.ReferenceUsedError
     released = producer.cache.export([1])
     released.release()
     released.release()
     assert outcome(released.reference) is pdkv.ReferenceReleasedError
     expired = producer.cache.export([1], lease_s=0.05)
-    assert expired.wait(20) == "expired"
+    assert expired.wait(60) == "expired"
     assert outcome(expired.reference) is pdkv.ReferenceExpiredError
     assert outcome(producer.cache.export([1], digest=b"a").reference, digest=b"b") is pdkv.ReferenceDigestError
     gone = producer.engine.register_kv_cache(producer.kv, layout="LBHNC", block_tokens=N, model="tiny")
@@ -231,7 +231,7 @@ def test_a_failed_transfer_says_why_without_raising(pair):
     reference = producer.cache.export([1], digest=b"a").reference
     transfer = consumer.cache.pull(reference, into=[0], digest=b"b")
     with pytest.raises(pdkv.ReferenceDigestError):
-        transfer.wait(20)
+        transfer.wait(60)
     assert isinstance(transfer.error, pdkv.ReferenceDigestError)
     assert (transfer.state, transfer.destination, transfer.poll()) == ("failed", "untouched", True)
 
@@ -261,12 +261,12 @@ def test_read_only_memory_can_be_sent():
         far = b.register(target)
         peer = a.connect(b.address)
         near = a.register(b"constant bytes")
-        peer.write(far.describe(), near).wait(20)
+        peer.write(far.describe(), near).wait(60)
         assert target == b"constant bytes"
         with pytest.raises(pdkv.RegionError, match="read-only"):
             peer.read(near, far.describe())
         with pytest.raises(pdkv.PdkvError):
-            b.connect(a.address).write(near.describe(), far).wait(20)
+            b.connect(a.address).write(near.describe(), far).wait(60)
 
 
 def test_regions_of_the_wrong_engine_are_refused(pair):
@@ -361,7 +361,7 @@ def test_memory_is_let_go_after_everything_else():
     engine.close()
     del region, engine
     gc.collect()
-    for _ in range(500):
+    for _ in range(6000):
         if watch() is None:
             break
         pdkv.build_info()
@@ -373,7 +373,7 @@ def test_reprs_say_what_things_are(pair):
     producer, consumer = pair
     export = producer.cache.export([1])
     transfer = consumer.cache.pull(export.reference, into=[1])
-    transfer.wait(20)
+    transfer.wait(60)
     region = producer.engine.register(bytearray(8))
     things = [
         (producer.engine, "producer"),

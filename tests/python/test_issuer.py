@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pdkv
+from places import host_of_its_own
 
 SHAPE = (2, 32, 1, 16, 64)
 
@@ -86,7 +87,7 @@ def child(script, *arguments):
 @pytest.fixture
 def instance():
     """The two processes of one producer, after the worker has handed its issuer over."""
-    with child(WORKER, "127.0.0.1:0") as worker, child(SCHEDULER) as scheduler:
+    with child(WORKER, f"{host_of_its_own()}:0") as worker, child(SCHEDULER) as scheduler:
         scheduler.tell(worker.do("issuer"))
         yield worker, scheduler
 
@@ -123,14 +124,14 @@ def test_a_consumer_may_come_before_the_export(instance, consumer, transport):
     parked(worker, 1)
     assert (transfer.state, worker.do("ended")) == ("claiming", [])
     assert worker.do("export", reference.to_json(), [9, 8, 7, 6]) == reference.export_id
-    transfer.wait(30)
+    transfer.wait(60)
     assert (consumer.memory[:, 1:5, 0, 0, 0] == [109, 108, 107, 106]).all()
     ended = []
     until(lambda: ended.extend(worker.do("ended")) or ended)
     assert ended == [reference.export_id]
     assert worker.do("ended") == []
     with pytest.raises(pdkv.ReferenceUsedError):
-        consumer.cache.pull(reference, [1, 2, 3, 4]).wait(30)
+        consumer.cache.pull(reference, [1, 2, 3, 4]).wait(60)
 
 
 def test_or_after_it_as_ever(instance, consumer):
@@ -139,7 +140,7 @@ def test_or_after_it_as_ever(instance, consumer):
     consumer.engine.connect(reference.address)
     assert worker.do("export", reference.to_json(), [9, 8, 7, 6]) == reference.export_id
     for _ in range(2):
-        consumer.cache.pull(reference, [1, 2, 3, 4], digest=b"prompt").wait(30)
+        consumer.cache.pull(reference, [1, 2, 3, 4], digest=b"prompt").wait(60)
     assert (consumer.memory[:, 1:5, 0, 0, 0] == [109, 108, 107, 106]).all()
 
 
@@ -149,8 +150,8 @@ def test_nobody_waits_longer_than_its_own_deadline(instance, consumer):
     consumer.engine.connect(reference.address)
     transfer = consumer.cache.pull(reference, [1, 2, 3, 4], timeout_s=0.2)
     with pytest.raises((pdkv.TransferTimeoutError, pdkv.ReferenceUnknownError)):
-        transfer.wait(30)
-    assert transfer.wait_quiesced(30)
+        transfer.wait(60)
+    assert transfer.wait_quiesced(60)
     parked(worker, 0)
     assert worker.do("export", reference.to_json(), [9, 8, 7, 6]) == reference.export_id
     assert not consumer.memory.any()
@@ -219,7 +220,7 @@ def test_an_issuer_of_an_earlier_life_is_worth_nothing(instance, consumer):
         # With the life of the new engine written into it, it lacks the new engine's seal.
         posing = json.loads(old.to_json()) | {"incarnation": peer.incarnation}
         with pytest.raises(pdkv.ReferenceForgedError):
-            consumer.cache.pull(json.dumps(posing), [1, 2, 3, 4]).wait(30)
+            consumer.cache.pull(json.dumps(posing), [1, 2, 3, 4]).wait(60)
         assert second.do("export", json.dumps(posing), [1, 2, 3, 4]) == "ReferenceForgedError"
         assert second.do("stats")["parked_claims"] == 0
 
@@ -297,7 +298,7 @@ def test_what_ended_before_anybody_asked_is_not_told():
         offer.release()
         assert engine.take_ended() == [export.id, offer.reference.export_id]
         assert engine.take_ended() == []
-        cache.export([1], lease_s=0.01).wait(30)
+        cache.export([1], lease_s=0.01).wait(60)
         assert len(engine.take_ended()) == 1
 
 

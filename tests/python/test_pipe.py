@@ -14,7 +14,7 @@ import pytest
 import pdkv
 from pdkv.pipe import BrokenPipeException, Pipe
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 LARGE = 1 << 20
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pdkv
 
 role, transport, address = sys.argv[1:]
-engine = pdkv.Engine("child", transports=[transport], heartbeat_s=0.1, peer_timeout_s=1.0)
+engine = pdkv.Engine("child", transports=[transport], heartbeat_s=0.1, peer_timeout_s=3.0)
 array = np.ones(int(sys.stdin.readline()), np.uint8)
 if role == "receiver":
     print(engine.address, flush=True)
@@ -34,7 +34,7 @@ if role == "receiver":
     while True:
         pipe.recv()
         print("received", flush=True)
-pipe = engine.connect(address, timeout_s=30).open_pipe(b"pipe", limit_bytes=10 * array.nbytes)
+pipe = engine.connect(address, timeout_s=60).open_pipe(b"pipe", limit_bytes=10 * array.nbytes)
 print("opened", flush=True)
 while True:
     pipe.send(b"", "uint8", array.shape, (1,), 1, array.__array_interface__["data"][0], array)
@@ -56,7 +56,7 @@ def child(role, transport, address="", nbytes=LARGE):
 @pytest.fixture
 def engine(request):
     transport = getattr(request, "param", "shm")
-    with pdkv.Engine("here", transports=[transport], heartbeat_s=0.1, peer_timeout_s=1.0) as engine:
+    with pdkv.Engine("here", transports=[transport], heartbeat_s=0.1, peer_timeout_s=3.0) as engine:
         yield engine
 
 
@@ -75,7 +75,7 @@ def stop(process):
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
-def until(holds, seconds=30):
+def until(holds, seconds=60):
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it never happened"
@@ -94,7 +94,7 @@ def threads():
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_receiver_that_ends_within_an_item_is_an_error_of_the_sender(engine, transport, how):
     with child("receiver", transport) as process:
-        pipe = engine.connect(process.stdout.readline().strip(), timeout_s=30).open_pipe(b"pipe")
+        pipe = engine.connect(process.stdout.readline().strip(), timeout_s=60).open_pipe(b"pipe")
         array = np.ones(LARGE, np.uint8)
         send(pipe, array)
         assert process.stdout.readline() == "received\n"
@@ -110,9 +110,9 @@ def test_a_receiver_that_ends_within_an_item_is_an_error_of_the_sender(engine, t
         until(lambda: not pipe.alive and sys.getrefcount(array) == 2)
 
 
-def drain(pipe):
+def drain(pipe, each_s=60):
     while True:
-        pipe.recv(60)
+        pipe.recv(each_s)
 
 
 @OVER
@@ -122,8 +122,8 @@ def test_a_sender_that_ends_within_an_item_is_an_error_of_the_receiver(engine, t
         pipe = engine.accept_pipe(b"pipe", timeout_s=60)
         first = pipe.recv(60)[3]
         with pytest.raises(pdkv.TransferTimeoutError):
-            # Placed, and hardly there.
-            pipe.recv(0.001)
+            # Placed, and hardly there; one that came while this thread could not run is not the one to be met.
+            drain(pipe, 0.001)
         (process.kill if how == "killed" else lambda: stop(process))()
         with pytest.raises(pdkv.PeerLostError):
             drain(pipe)
@@ -143,8 +143,8 @@ def test_a_sender_that_ends_within_an_item_is_an_error_of_the_receiver(engine, t
 @pytest.fixture
 def ends(engine):
     with pdkv.Engine("far") as far:
-        sender = engine.connect(far.address, timeout_s=30).open_pipe(b"pipe", limit_bytes=MIB)
-        yield sender, far.accept_pipe(b"pipe", timeout_s=30)
+        sender = engine.connect(far.address, timeout_s=60).open_pipe(b"pipe", limit_bytes=MIB)
+        yield sender, far.accept_pipe(b"pipe", timeout_s=60)
 
 
 INTERRUPTED = """
@@ -153,8 +153,8 @@ import numpy as np
 import pdkv
 
 near, far = pdkv.Engine("near"), pdkv.Engine("far")
-sender = near.connect(far.address, timeout_s=30).open_pipe(b"pipe", limit_bytes=0)
-receiver = far.accept_pipe(b"pipe", timeout_s=30)
+sender = near.connect(far.address, timeout_s=60).open_pipe(b"pipe", limit_bytes=0)
+receiver = far.accept_pipe(b"pipe", timeout_s=60)
 array = np.ones(1 << 20, np.uint8)
 
 def send():
@@ -168,15 +168,15 @@ calls = {
     "close": sender.close,
 }
 for name, call in calls.items():
-    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
     try:
+        threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
         call()
     except KeyboardInterrupt:
         print(name, flush=True)
 got = 0
 try:
     while True:
-        assert np.frombuffer(receiver.recv(30)[3], np.uint8).all()
+        assert np.frombuffer(receiver.recv(60)[3], np.uint8).all()
         got += 1
 except pdkv.ClosedError:
     pass
@@ -186,7 +186,7 @@ print(got)
 
 
 def test_an_interrupt_is_heard_wherever_one_waits_and_loses_nothing():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=240)
     assert done.stderr == ""
     *heard, got = done.stdout.split()
     assert heard == ["recv", "accept", "send", "flush", "close"]
@@ -199,22 +199,22 @@ import numpy as np
 import pdkv
 
 near, far = pdkv.Engine("near"), pdkv.Engine("far")
-sender = near.connect(far.address, timeout_s=30).open_pipe(b"pipe")
-receiver = far.accept_pipe(b"pipe", timeout_s=30)
+sender = near.connect(far.address, timeout_s=60).open_pipe(b"pipe")
+receiver = far.accept_pipe(b"pipe", timeout_s=60)
 array = np.ones(1 << 20, np.uint8)
 
 def send():
     sender.send(b"x", "uint8", array.shape, (1,), 1, array.__array_interface__["data"][0], array)
 
 send()
-kept = receiver.recv(30)[3]
+kept = receiver.recv(60)[3]
 send()
-blocked = threading.Thread(target=lambda: [receiver.recv(30) for _ in range(2)])
+blocked = threading.Thread(target=lambda: [receiver.recv(60) for _ in range(2)])
 blocked.start()
 child = os.fork()
 if child == 0:
     refused = 0
-    calls = (send, sender.flush, sender.close, lambda: receiver.recv(5), lambda: far.accept_pipe(b"x", timeout_s=5))
+    calls = (send, sender.flush, sender.close, lambda: receiver.recv(5), lambda: far.accept_pipe(b"x", timeout_s=60))
     for call in calls:
         try:
             call()
@@ -229,7 +229,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 send()
 blocked.join()
-sender.close(30)
+sender.close(60)
 assert np.frombuffer(kept, np.uint8).all()
 print("went on")
 """
@@ -237,14 +237,14 @@ print("went on")
 
 def test_a_fork_neither_uses_nor_ends_its_parents_pipes():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.stderr, done.stdout) == ("", "went on\n")
 
 
 EXITS = {
     "everything is open": "",
     "an item is under way": "sender.flush",
-    "a tensor is held": "kept = receiver.recv(30)",
+    "a tensor is held": "kept = receiver.recv(60)",
     "the memory first": "del array",
     "pipes first": "del sender, receiver",
     "engines first": "del near, far",
@@ -259,7 +259,7 @@ def test_a_process_with_pipes_ends_with_code_0(order):
     setup = INTERRUPTED.split("calls =")[0].replace("limit_bytes=0", "limit_bytes=1 << 30")
     script = setup + "for _ in range(5): send()\n" + EXITS[order]
     command = [sys.executable, "-X", "faulthandler", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -271,7 +271,7 @@ def test_tensors_that_are_held_cost_few_descriptors(ends):
     for number in range(300):
         array[:8] = number % 251
         send(sender, array)
-        held.append(np.frombuffer(receiver.recv(30)[3], np.uint8))
+        held.append(np.frombuffer(receiver.recv(60)[3], np.uint8))
     assert descriptors() - before < 60
     for number, got in enumerate(held):
         assert (got[:8] == number % 251).all()
@@ -282,15 +282,15 @@ def test_tensors_that_are_held_cost_few_descriptors(ends):
 def test_a_thousand_pipes_leave_nothing_behind(engine):
     array = np.ones(200_000, np.uint8)
     with pdkv.Engine("far") as far:
-        peer = engine.connect(far.address, timeout_s=30)
+        peer = engine.connect(far.address, timeout_s=60)
 
         def one(number):
             sender = peer.open_pipe(b"pipe")
-            receiver = far.accept_pipe(b"pipe", timeout_s=30)
+            receiver = far.accept_pipe(b"pipe", timeout_s=60)
             send(sender, array)
-            assert receiver.recv(30)[3].nbytes == array.nbytes
+            assert receiver.recv(60)[3].nbytes == array.nbytes
             if number % 4 == 0:
-                sender.close(30)
+                sender.close(60)
             elif number % 4 == 1:
                 receiver.close()
             elif number % 4 == 2:
@@ -320,10 +320,10 @@ def test_descriptors_that_run_out_are_an_error_and_no_loss(ends):
     resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
     try:
         with pytest.raises(pdkv.CapacityError):
-            receiver.recv(30)
+            receiver.recv(60)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert receiver.recv(30)[3].nbytes == MIB
+    assert receiver.recv(60)[3].nbytes == MIB
 
 
 def test_closing_while_others_send_and_receive_ends_them_all(ends):
@@ -338,13 +338,13 @@ def test_closing_while_others_send_and_receive_ends_them_all(ends):
         except pdkv.PdkvError as error:
             outcomes.append(type(error))
 
-    calls = [lambda: send(sender, array)] * 3 + [lambda: receiver.recv(30)] * 3
+    calls = [lambda: send(sender, array)] * 3 + [lambda: receiver.recv(60)] * 3
     workers = [threading.Thread(target=run, args=(call,)) for call in calls]
     for worker in workers:
         worker.start()
     time.sleep(0.2)
     receiver.close()
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
         assert not worker.is_alive()
     assert outcomes == [pdkv.ClosedError] * 6

@@ -22,7 +22,7 @@ def send(pipe, array, tag=b"", **kwargs):
     pipe.send(tag, array.dtype.name, array.shape, strides, array.itemsize, address, array, **kwargs)
 
 
-def receive(pipe, timeout_s=30):
+def receive(pipe, timeout_s=60):
     tag, dtype, shape, buffer = pipe.recv(timeout_s)
     if dtype is None:
         assert (shape, buffer) == ((), None)
@@ -40,9 +40,9 @@ class Ends:
 
     def __init__(self, limit_bytes=1_000_000_000, **settings):
         self.near, self.far = (pdkv.Engine(name, **settings) for name in ("near", "far"))
-        self.peer = self.near.connect(self.far.address, timeout_s=30)
+        self.peer = self.near.connect(self.far.address, timeout_s=60)
         self.sender = self.peer.open_pipe(b"test", limit_bytes=limit_bytes)
-        self.receiver = self.far.accept_pipe(b"test", timeout_s=30)
+        self.receiver = self.far.accept_pipe(b"test", timeout_s=60)
 
     def __enter__(self):
         return self
@@ -107,7 +107,7 @@ def test_large_items_go_straight_into_memory_over(ends_over):
     for array in arrays:
         np.testing.assert_array_equal(receive(ends.receiver)[1], array)
         np.testing.assert_array_equal(receive(ends.receiver)[1], array[:17])
-    ends.sender.flush(30)
+    ends.sender.flush(60)
     total = sum(array.nbytes for array in arrays)
     assert ends.sender.path == transport
     assert ends.sender.stats["direct_bytes"] == ends.receiver.stats["direct_bytes"] == total
@@ -125,7 +125,7 @@ def test_strided_tensors_are_gathered_by_their_strides_over(ends_over):
         send(ends.sender, array)
         got = receive(ends.receiver)[1]
         assert np.array_equal(got, array)
-    ends.sender.flush(30)
+    ends.sender.flush(60)
     assert ends.sender.stats["staged_bytes"] == short_runs.nbytes + turned.nbytes
     assert ends.sender.stats["direct_bytes"] == long_runs.nbytes + backwards.nbytes
 
@@ -142,11 +142,11 @@ def test_a_tensor_is_kept_until_it_is_placed_and_no_longer(ends):
     time.sleep(0.05)
     assert gone() is not None
     receive(ends.receiver)
-    ends.sender.flush(30)
+    ends.sender.flush(60)
     until(lambda: ends.sender.queued_bytes == 0 and gone() is None)
 
 
-def until(holds, seconds=30):
+def until(holds, seconds=60):
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it never happened"
@@ -157,7 +157,7 @@ def test_memory_of_an_item_is_used_again_once_it_is_let_go(ends):
     addresses = set()
     for _ in range(6):
         send(ends.sender, pattern(2 * MIB))
-        buffer = ends.receiver.recv(30)[3]
+        buffer = ends.receiver.recv(60)[3]
         addresses.add(buffer.address)
         del buffer
     assert len(addresses) == 1
@@ -184,7 +184,7 @@ def test_sending_waits_while_more_than_the_limit_is_queued():
         waiter = threading.Thread(target=send, args=(ends.sender, array))
         waiter.start()
         receive(ends.receiver)
-        waiter.join(30)
+        waiter.join(60)
         assert not waiter.is_alive()
         # Larger than the limit: alone.
         for _ in range(2):
@@ -204,13 +204,13 @@ def test_a_timeout_loses_nothing(ends):
     late = 0
     while True:
         try:
-            _, got = receive(ends.receiver, 0.002)
+            _, got = receive(ends.receiver, 0)
             break
         except pdkv.TransferTimeoutError:
             late += 1
     assert np.array_equal(got, big)
     assert receive(ends.receiver)[0] == b"after"
-    ends.sender.close(30)
+    ends.sender.close(60)
     assert late > 0
 
 
@@ -219,10 +219,10 @@ def test_a_closed_pipe_says_who_closed_it(ends):
     closer = threading.Thread(target=ends.sender.close)
     closer.start()
     assert receive(ends.receiver)[0] == b"last"
-    closer.join(30)
+    closer.join(60)
     for _ in range(2):
         with pytest.raises(pdkv.ClosedError) as caught:
-            ends.receiver.recv(30)
+            ends.receiver.recv(60)
         assert caught.value.context["closed_by"] == "peer"
     assert not ends.receiver.alive
     with pytest.raises(pdkv.ClosedError) as caught:
@@ -244,7 +244,7 @@ def test_a_receiver_that_closes_is_an_error_of_the_sender(ends):
     time.sleep(0.05)
     ends.receiver.close()
     ends.receiver.close()
-    waiter.join(30)
+    waiter.join(60)
     assert blocked == ["here"]
 
     def fails():
@@ -256,7 +256,7 @@ def test_a_receiver_that_closes_is_an_error_of_the_sender(ends):
 
     until(fails)
     assert not ends.sender.alive
-    ends.sender.close(30)
+    ends.sender.close(60)
 
 
 def test_an_aborted_pipe_ends_both(ends):
@@ -265,9 +265,9 @@ def test_an_aborted_pipe_ends_both(ends):
     receive(ends.receiver)
     ends.sender.abort()
     with pytest.raises(pdkv.TransferCancelledError, match="gave up"):
-        ends.receiver.recv(30)
+        ends.receiver.recv(60)
     with pytest.raises(pdkv.TransferCancelledError):
-        ends.sender.flush(30)
+        ends.sender.flush(60)
     assert ends.sender.queued_bytes == 0
 
 
@@ -280,14 +280,14 @@ def test_pipes_are_told_apart_by_name_and_by_life(ends):
         ends.far.accept_pipe(b"third", incarnation="00" * 16, timeout_s=0.05)
     with pytest.raises(pdkv.ConfigError):
         ends.far.accept_pipe(b"third", incarnation="x")
-    assert ends.far.accept_pipe(b"third", incarnation=ends.near.incarnation, timeout_s=30).recv(30)[0] == b"3"
-    assert ends.far.accept_pipe(b"second", timeout_s=30).recv(30)[0] == b"2"
+    assert ends.far.accept_pipe(b"third", incarnation=ends.near.incarnation, timeout_s=60).recv(60)[0] == b"3"
+    assert ends.far.accept_pipe(b"second", timeout_s=60).recv(60)[0] == b"2"
     bounded = ends.peer.open_pipe(b"bounded")
     send(bounded, pattern(100_000))
     with pytest.raises(pdkv.CapacityError, match="at most `99999` are taken"):
-        ends.far.accept_pipe(b"bounded", max_item_bytes=99_999, timeout_s=30).recv(30)
+        ends.far.accept_pipe(b"bounded", max_item_bytes=99_999, timeout_s=60).recv(60)
     with pytest.raises(pdkv.CapacityError):
-        bounded.flush(30)
+        bounded.flush(60)
 
 
 def test_what_can_never_be_sent_is_refused_and_the_pipe_lives(ends):
@@ -333,11 +333,11 @@ def test_an_engine_that_closes_ends_everyone_who_waits(ends, side):
     time.sleep(0.05)
     getattr(ends, side).close()
     if side == "near":
-        waiters[0].join(30)
+        waiters[0].join(60)
         assert outcomes == {"recv": pdkv.PeerLostError}
         ends.far.close()
     for waiter in waiters:
-        waiter.join(30)
+        waiter.join(60)
         assert not waiter.is_alive()
     assert outcomes["accept"] is pdkv.ClosedError
     assert outcomes["recv"] in (pdkv.PeerLostError, pdkv.ClosedError)
@@ -353,8 +353,8 @@ def test_an_engine_that_closes_ends_everyone_who_waits(ends, side):
 
 
 def test_both_directions_from_many_threads(ends):
-    back = ends.far.connect(ends.near.address, timeout_s=30).open_pipe(b"back")
-    other = ends.near.accept_pipe(b"back", timeout_s=30)
+    back = ends.far.connect(ends.near.address, timeout_s=60).open_pipe(b"back")
+    other = ends.near.accept_pipe(b"back", timeout_s=60)
     each, threads = 300, 4
 
     def produce(pipe, number):

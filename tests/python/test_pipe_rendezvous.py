@@ -11,8 +11,10 @@ import pytest
 
 import pdkv
 from pdkv.pipe import PdkvPipe
+from places import host_of_its_own
 
-WAIT_S = 30.0
+WAIT_S = 60.0
+HOST = host_of_its_own()
 
 
 def same(came, sent):
@@ -21,7 +23,13 @@ def same(came, sent):
 
 
 def drop_in(rank, port, **settings):
-    config = {"kv_connector": "PyNcclConnector", "kv_role": "kv_both", "kv_rank": rank, "kv_parallel_size": 2}
+    config = {
+        "kv_connector": "PyNcclConnector",
+        "kv_role": "kv_both",
+        "kv_rank": rank,
+        "kv_parallel_size": 2,
+        "kv_ip": HOST,
+    }
     extra = {"store_timeout": WAIT_S}
     return PdkvPipe(0, {**config, "kv_port": port, "kv_connector_extra_config": extra, **settings}, device="cpu")
 
@@ -46,7 +54,7 @@ def meet(port, one=None, other=None):
 
 @pytest.fixture
 def port():
-    with pdkv.Engine("looks for a port") as engine:
+    with pdkv.Engine("looks for a port", listen=f"{HOST}:0") as engine:
         return int(engine.address.rsplit(":", 1)[1])
 
 
@@ -76,7 +84,7 @@ def test_what_is_not_one_of_two(port, settings):
 
 
 def test_rank_1_learns_what_it_disagrees_about(port):
-    with pdkv.Engine("four of them", listen=f"127.0.0.1:{port}") as other:
+    with pdkv.Engine("four of them", listen=f"{HOST}:{port}") as other:
         raised: list[pdkv.PdkvError] = []
 
         def come():
@@ -104,7 +112,7 @@ def knock(engine, port):
     """Connects to a rank 0 that may not listen yet."""
     while True:
         try:
-            return engine.connect(f"127.0.0.1:{port}")
+            return engine.connect(f"{HOST}:{port}")
         except pdkv.PeerUnreachableError:
             time.sleep(0.01)
 
@@ -121,7 +129,7 @@ def say(peer, port, words):
 
 
 def test_strangers_do_not_keep_rank_1_out(port, monkeypatch):
-    monkeypatch.setattr("pdkv.pipe.rendezvous._MANNERS_S", 1.5)
+    monkeypatch.setattr("pdkv.pipe.rendezvous._MANNERS_S", 4.0)
     outcome: list[object] = []
     thread = threading.Thread(target=lambda: outcome.append(drop_in(0, port)))
     thread.start()

@@ -45,7 +45,7 @@ class Pair:
     def pull(self, blocks, into, **options):
         export = self.caches[0].export(blocks)
         transfer = self.caches[1].pull(export.reference, into, **options)
-        transfer.wait(20)
+        transfer.wait(60)
         assert (self.target[:, into] == self.source[:, blocks]).all()
         return transfer
 
@@ -70,7 +70,7 @@ def test_a_push_too():
     with Pair() as pair:
         offer = pair.caches[0].offer([4, 9])
         transfer = pair.caches[1].push(offer.reference, [20, 21], require="ucx")
-        transfer.wait(20)
+        transfer.wait(60)
         assert (pair.source[:, [4, 9]] == 0).all()
 
 

@@ -34,7 +34,7 @@ def two_processes(face, folder, *names):
         for role in ("kv_producer", "kv_consumer")
     ]
     try:
-        said = [end.communicate(timeout=100)[0] for end in ends]
+        said = [end.communicate(timeout=240)[0] for end in ends]
     finally:
         for end in ends:
             end.kill()

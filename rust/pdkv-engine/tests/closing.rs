@@ -13,7 +13,7 @@ use pdkv_core::id::{SessionToken, TransferId};
 use pdkv_core::reference::Reference;
 use pdkv_core::session;
 use pdkv_core::wire::{Abandon, Claim, Message};
-use pdkv_engine::{EngineConfig, KvCache, PullOptions, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, KvCache, PullOptions, TransportKind};
 
 /// Claims an offer as a one-sided writer would.
 fn claim(wire: &mut Wire, transfer: u64, offer: &Reference, cache: &KvCache) {
@@ -141,16 +141,14 @@ fn peers_that_come_and_go_leave_nothing_behind() {
 
 #[test]
 fn dropping_the_last_handle_frees_the_port_without_a_wait() {
-    let first = engine("first", &[TransportKind::Tcp]);
-    let address = first.address().unwrap().to_owned();
-    drop(first);
-    let config = || EngineConfig {
-        listen: Some(address.clone()),
+    let config = |listen: &str| EngineConfig {
+        listen: Some(listen.to_owned()),
         ..EngineConfig::default()
     };
-    eventually("the port is free", || {
-        pdkv_engine::Engine::new("second", config()).is_ok()
-    });
+    let first = Engine::new("first", config(&common::place_of_its_own())).unwrap();
+    let address = first.address().unwrap().to_owned();
+    drop(first);
+    eventually("the port is free", || Engine::new("second", config(&address)).is_ok());
 }
 
 /// Not a test of its own: what the child of the next one does, which finds its lane in the environment.

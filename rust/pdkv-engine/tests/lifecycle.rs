@@ -179,7 +179,7 @@ fn listening(name: &str, address: &str) -> Engine {
 fn a_restart_on_the_same_port_is_another_engine() {
     let consumer = engine("consumer", &[TransportKind::Cma, TransportKind::Tcp]);
     let target = cache(&consumer, Memory::Private);
-    let first = listening("producer", "127.0.0.1:0");
+    let first = listening("producer", &common::place_of_its_own());
     let address = first.address().unwrap().to_owned();
     let old = {
         let source = cache(&first, Memory::Private);

@@ -16,8 +16,8 @@ fn far_side() {
     serve();
 }
 
-/// Puts 64 spans and flushes, counted apart; goes on until nothing moves any more or everything is done.
-fn put_and_flush(side: &Side) -> (Tally, Tally) {
+/// Puts 64 spans and flushes, counted apart; goes on until that is over, as far as `ends` says that it must end.
+fn put_and_flush(side: &Side, ends: Ends) -> (Tally, Tally) {
     let (puts, flush) = (Tally::new(side.worker()), Tally::new(side.worker()));
     let spans: Vec<Span> = (0..64)
         .map(|at| Span {
@@ -31,11 +31,27 @@ fn put_and_flush(side: &Side) -> (Tally, Tally) {
         .post(Direction::Put, &side.memory, side.key(), &spans, &puts);
     let flushed = side.endpoint().flush(&flush);
     println!("note: posted {posted:?}, flushed {flushed:?}");
+    match ends {
+        Ends::All => side.until("the puts and the flush", || {
+            puts.outstanding() + flush.outstanding() == 0
+        }),
+        Ends::Puts => side.wait(&puts),
+        Ends::Perhaps => {}
+    }
     let until = Instant::now() + Duration::from_secs(2);
     while puts.outstanding() + flush.outstanding() > 0 && Instant::now() < until {
         side.worker().progress();
     }
     (puts, flush)
+}
+
+/// What must come to its end.
+#[derive(Clone, Copy)]
+enum Ends {
+    All,
+    Puts,
+    /// With nobody at the other end, nothing need.
+    Perhaps,
 }
 
 #[test]
@@ -48,11 +64,11 @@ fn case_a_dead_peers_puts() {
     let Some(tls) = lane() else { return };
     let (mut side, mut far) = start(ErrorMode::None);
     let by_kernel = copies_by_kernel(&side);
-    let (puts, flush) = put_and_flush(&side);
+    let (puts, flush) = put_and_flush(&side, Ends::All);
     assert!(puts.failure().is_none() && flush.failure().is_none() && puts.outstanding() == 0);
     far.0.kill().unwrap();
     far.0.wait().unwrap();
-    let (puts, flush) = put_and_flush(&side);
+    let (puts, flush) = put_and_flush(&side, Ends::Perhaps);
     println!(
         "note: puts {:?}, {} under way; flush {:?}",
         puts.failure(),
@@ -102,7 +118,7 @@ fn case_memory_gone() {
         return;
     }
     assert_eq!(ask(&mut side, b"u"), b"gone");
-    let (puts, flush) = put_and_flush(&side);
+    let (puts, flush) = put_and_flush(&side, Ends::Puts);
     println!(
         "note: puts {:?}; flush {:?}, {} under way",
         puts.failure(),

@@ -6,6 +6,7 @@ pub(crate) mod lane;
 pub(crate) mod ucx;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use pdkv_core::block_table::BlockTable;
@@ -94,6 +95,14 @@ fn config(kinds: &[TransportKind]) -> EngineConfig {
 
 pub(crate) fn engine(name: &str, kinds: &[TransportKind]) -> Engine {
     Engine::new(name, config(kinds)).expect("an engine starts")
+}
+
+/// Any port of a loopback address that no other test uses: once it is let go, nobody takes it.
+pub(crate) fn place_of_its_own() -> String {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    // Whoever asks for any port of 127.0.0.1 never gets one of these.
+    format!("127.{}.{high}.{low}:0", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Memory that nobody else frees: leaked on purpose, tests are short.
