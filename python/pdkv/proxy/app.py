@@ -17,6 +17,7 @@ from pdkv.proxy.instances import Instance, Pool, Role
 from pdkv.proxy.legs import Legs, LostError
 from pdkv.proxy.metrics import Metrics
 from pdkv.proxy.probes import Probes
+from pdkv.proxy.returns import Returns
 from pdkv.proxy.settings import Settings
 
 _ROUTED = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
@@ -48,6 +49,7 @@ class Proxy:
             legs=Legs(settings, metrics),
             prefill=Pool(Role.PREFILL, settings.prefill, metrics),
             decode=Pool(Role.DECODE, settings.decode, metrics),
+            returns=Returns(metrics, settings.connect_timeout_s),
         )
         instances = parts.prefill.instances + parts.decode.instances
         self._probes = Probes(parts.legs.session, instances, settings.probe_interval_s)
@@ -85,9 +87,10 @@ class Proxy:
             task.cancel()
 
     async def stop(self) -> None:
-        """Ends the probes and closes all connections to instances."""
+        """Ends the probes, gives back what nobody will fetch, and closes all connections to instances."""
         await self._probes.stop()
         await self._parts.legs.close()
+        await asyncio.to_thread(self._parts.returns.close)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:

@@ -20,6 +20,7 @@ from pdkv.proxy.answers import Answer, FailedError, failed
 from pdkv.proxy.instances import Instance, Pool
 from pdkv.proxy.legs import AWAY, Legs, LostError
 from pdkv.proxy.metrics import Metrics
+from pdkv.proxy.returns import Returns
 from pdkv.proxy.settings import Settings
 
 REQUEST_ID = "X-Request-Id"
@@ -34,6 +35,7 @@ class Parts:
     legs: Legs
     prefill: Pool
     decode: Pool
+    returns: Returns
 
 
 class ClientGoneError(Exception):
@@ -73,6 +75,8 @@ class Exchange:
         self._waits = True
         self._reloads = 1 if parts.settings.retries else 0  # how often what may be a failed load is repeated
         self._stream: web.StreamResponse | None = None
+        self._params: dict[str, Any] | None = None  # of KV that a prefill instance keeps for this request
+        self._fetched = False  # whether a decode instance has begun its answer, and so has that KV
 
     async def run(self) -> web.StreamResponse:
         """Gives the answer; a stream has been sent by then. Cancelling it closes the leg that runs.
@@ -84,22 +88,24 @@ class Exchange:
         decode, tried = self._parts.decode, list[Instance]()
         if not decode.healthy:
             raise failed(503, "no decode instance answers", "unavailable")  # before a prompt is prefilled for nobody
-        splits = self._splits()
-        params: dict[str, Any] | None = None
-        due = splits
-        while True:
-            if due:
-                params = await self._prefill()
-            with decode.lease(self._ask.prompt_tokens, tried) as instance:
-                try:
-                    return await self._decode(instance, params)
-                except _AgainError as again:
-                    if again.blameless:
-                        self._reloads -= 1
-                        self._parts.metrics.retries.labels(decode.role).inc()
-                    else:
-                        self._another(decode, tried, instance, again)
-                    due = splits and again.seen
+        due = splits = self._splits()
+        try:
+            while True:
+                if due:
+                    self._give_back()
+                    self._params = await self._prefill()
+                with decode.lease(self._ask.prompt_tokens, tried) as instance:
+                    try:
+                        return await self._decode(instance, self._params)
+                    except _AgainError as again:
+                        if again.blameless:
+                            self._reloads -= 1
+                            self._parts.metrics.retries.labels(decode.role).inc()
+                        else:
+                            self._another(decode, tried, instance, again)
+                        due = splits and again.seen
+        finally:
+            self._give_back()
 
     async def end(self, failure: FailedError) -> web.StreamResponse:
         """Tells the client how it failed: by an event where a stream has begun, else by a whole answer."""
@@ -108,6 +114,12 @@ class Exchange:
         await self._give(self._stream.write(sse.error_event(failure.answer)))
         await self._give(self._stream.write_eof())
         return self._stream
+
+    def _give_back(self) -> None:
+        """Lets the prefill instance free what no decode leg has fetched, nor will."""
+        if self._params is not None and not self._fetched:
+            self._parts.returns.give(self._params)
+        self._params = None
 
     def _splits(self) -> bool:
         reason = self._ask.alone
@@ -168,6 +180,7 @@ class Exchange:
             raise _AgainError(FailedError(answer, "failed"), seen=True)
         if answer.status == 500 and loads:
             raise _AgainError(FailedError(answer, "failed"), seen=True, blameless=True)
+        self._fetched = answer.status < 400
         self._first_byte()
         return respond(answer, self._told())
 
@@ -195,6 +208,7 @@ class Exchange:
 
     async def _pass(self, stream: web.StreamResponse, whole: bytes) -> None:
         """Passes events on, with the head before the first."""
+        self._fetched = self._fetched or bool(whole)
         self._first_byte()
         if not stream.prepared:
             await self._give(stream.prepare(self._request))

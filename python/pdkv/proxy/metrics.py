@@ -24,6 +24,7 @@ class Metrics:
         )
         self.retries = self._counter("retries", "Legs repeated after a failure.", "role")
         self.alone = self._counter("decode_only", "Requests sent to a decode instance alone, by reason.", "reason")
+        self.returns = self._counter("returns", "KV given back, by whether its producer was told.", "outcome")
         self.in_flight = self._gauge("in_flight_requests", "Legs that run now.", "role", "instance")
         self.in_flight_tokens = self._gauge("in_flight_tokens", "Estimated prompt tokens of them.", "role", "instance")
         self.healthy = self._gauge("instance_healthy", "Whether the instance takes part.", "role", "instance")

@@ -67,7 +67,7 @@ mod _core {
     #[pymodule_export]
     use crate::lookup::PyLookupIndex;
     #[pymodule_export]
-    use crate::path::PyPath;
+    use crate::path::{PyPath, transport_names};
     #[pymodule_export]
     use crate::peer::PyPeer;
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! Which way the bytes of a transfer went, and why not a better one.
 
+use pdkv_core::capability::TransportKind;
 use pdkv_engine::Path;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -58,4 +59,10 @@ impl PyPath {
     fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
         PyString::new(py, self.transport()).hash()
     }
+}
+
+/// Returns the names of all transports of this release, in the order in which they are tried at equal costs.
+#[pyfunction]
+pub(crate) fn transport_names() -> Vec<&'static str> {
+    TransportKind::ALL.iter().map(|kind| kind.as_str()).collect()
 }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from pdkv._core import transport_names
 from pdkv.connectors.core.digest import signing_key
 from pdkv.errors import ConfigError
 from pdkv.ucx import UcxConfig
@@ -193,7 +194,16 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise _bad(name, value, "give a text, or leave it out")
+        self._check_transports()
         self.ucx_config()
+
+    def _check_transports(self) -> None:
+        known = transport_names()
+        if self.transports is not None and not (self.transports and set(self.transports) <= set(known)):
+            raise _bad("transports", list(self.transports), f"give some of {_listed(known)}, best first")
+        usable = [*(known if self.transports is None else self.transports), "rdma"]
+        if self.require is not None and self.require not in usable:
+            raise _bad("require", self.require, f"give one of {_listed(usable)}, or leave it out")
 
 
 def _is_loopback(host: str) -> bool:
@@ -218,6 +228,10 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
         raise _bad(name, value, 'give a list, such as ["a", "b"]')
     return tuple(value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _bad(name: str, value: object, hint: str) -> ConfigError:

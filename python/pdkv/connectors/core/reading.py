@@ -18,11 +18,12 @@ from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import ProducerAddress, References
 from pdkv.errors import LayoutError, PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "exports_of"]
 
 _OPERATION = "kv_transfer_params"
 _MAX_TEXT = 1024
 _MAX_FIELDS = 32  # of a reference
+_MAX_REFERENCES = 4096
 
 
 class Reader:
@@ -131,6 +132,18 @@ class Reader:
         expected = signature(blob, producer.host, producer.port, self._key)
         if not (isinstance(given, str) and given.isascii() and hmac.compare_digest(given, expected)):
             raise _forged("they are not signed with the secret of this engine")
+
+
+def exports_of(params: Mapping[str, Any]) -> tuple[ProducerAddress, References] | None:
+    """The exports that parameters name, for somebody without ranks and groups of his own; `None` if they name none."""
+    try:
+        blob = params["pdkv"]
+        ranks = [_list(rank, "references") for rank in _list(blob["references"], "references")]
+        if sum(map(len, ranks)) > _MAX_REFERENCES:
+            return None
+        return _producer(params, blob), tuple(tuple(map(_reference, rank)) for rank in ranks)
+    except (PdkvError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def _producer(params: Mapping[str, Any], blob: Any) -> ProducerAddress:

@@ -1,0 +1,102 @@
+"""Gives exports back that nobody will fetch, from outside of any LLM engine: whoever holds the parameters may say so.
+
+For a router: it knows at once when the second leg of a request will not come, and the producer only when the lease is
+over. Believes the parameters no more than a consumer does; the owner of the exports compares them. Blocks, and is
+used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pdkv.connectors.core.inquiry import fetch
+from pdkv.connectors.core.places import Places
+from pdkv.connectors.core.reading import exports_of
+from pdkv.connectors.core.work import ProducerAddress
+from pdkv.engine import Engine, Peer, Reference
+from pdkv.errors import ReferenceRestartedError, StaleReferenceError
+
+__all__ = ["Returner"]
+
+_OPERATION = "give back"
+# What is asked for when the owner is asked whether it has heard: no more than it takes to answer.
+_MOMENT_S = 0.001
+
+
+class Returner:
+    """Everything that one router gives back. Its engine is started when the first is."""
+
+    def __init__(self) -> None:
+        self._places = Places(None)
+        self._engine: Engine | None = None
+        self._peers = dict[str, Peer]()  # by the life of the engine that they reach
+
+    def give(self, params: Mapping[str, Any], timeout_s: float) -> bool:
+        """Tells every rank of the producer that nobody comes for what the parameters name.
+
+        What somebody fetches just now is not disturbed, and what has ended stays as it is.
+
+        Args:
+            params: What a producer answered.
+            timeout_s: How long it may take in all.
+
+        Returner:
+            Whether the producer has heard it. `False` if the parameters are not pdkv's.
+
+        Raises:
+            PdkvError: The producer, or one of its ranks, can't be told. What it keeps is freed when its lease is over.
+        """
+        named = exports_of(params)
+        if named is None:
+            return False
+        producer, ranks = named
+        end = time.monotonic() + timeout_s
+        for texts in ranks:
+            references = [Reference.from_json(text) for text in texts]
+            references = [reference for reference in references if reference.num_blocks]
+            if references:
+                peer = self._peer(producer, references[0].incarnation, end)
+                for reference in references:
+                    peer.reject(reference)
+                _await_answer(peer, references[-1], end)
+        return True
+
+    def close(self) -> None:
+        """Ends its engine and all connections."""
+        engine, self._engine = self._engine, None
+        self._peers.clear()
+        if engine is not None:
+            engine.close()
+
+    def _peer(self, producer: ProducerAddress, incarnation: str, end: float) -> Peer:
+        peer = self._peers.get(incarnation)
+        if peer is not None and peer.alive:
+            return peer
+        told = fetch(producer.host, producer.port, _left(end))
+        rank = next((rank for rank in told.ranks if rank.incarnation == incarnation), None)
+        if rank is None:
+            raise ReferenceRestartedError(
+                f"no rank of the producer at `{producer.host}:{producer.port}` has incarnation `{incarnation}`",
+                operation=_OPERATION,
+                hint="it was restarted, and keeps nothing of before",
+            )
+        if self._engine is None:
+            # A rejection is a message and moves nothing, so no other way to the producer is looked for.
+            self._engine = Engine("pdkv-returns", listen=None, transports=["tcp"], threads=1)
+        address = self._places.engine_address(rank.address, producer.host, told.host)
+        self._peers = {life: other for life, other in self._peers.items() if other.alive}
+        self._peers[incarnation] = peer = self._engine.connect(address, timeout_s=_left(end))
+        return peer
+
+
+def _await_answer(peer: Peer, reference: Reference, end: float) -> None:
+    """Asks for what was just given back: messages are answered in order, so the answer says that all were heard."""
+    with contextlib.suppress(StaleReferenceError):  # it has ended
+        peer.renew(reference, _MOMENT_S, timeout_s=_left(end))
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), _MOMENT_S)

@@ -1,0 +1,76 @@
+"""Gives KV back that no decode leg will fetch, so that its prefill instance need not keep it until the lease is over.
+
+Beside the loop: a thread tells the producer, which may be slow or gone. Nobody waits for it, and what can't be told the
+lease will tell. Parameters of other connectors than pdkv's are left alone. The only part of the proxy that looks into
+`kv_transfer_params`, and it leaves that to the connector's `core`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from pdkv.errors import PdkvError
+from pdkv.proxy.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pdkv.connectors.core.returner import Returner
+
+_LOG = logging.getLogger("pdkv.proxy")
+
+# What waited longer than this, behind instances that do not answer, is left to its lease.
+_PATIENCE_S = 20.0
+# How long the proxy's end may take on account of what is still to be told.
+_LAST_S = 2.0
+
+
+class Returns:
+    """Takes parameters back; may be used from one event loop."""
+
+    def __init__(self, metrics: Metrics, timeout_s: float) -> None:
+        """Starts nothing.
+
+        Args:
+            metrics: Where to count.
+            timeout_s: How long one producer may take.
+        """
+        self._metrics, self._timeout_s = metrics, timeout_s
+        self._thread = ThreadPoolExecutor(1, "pdkv-proxy-returns")
+        self._returner: Returner | None = None
+        self._last: float | None = None
+
+    def give(self, params: Mapping[str, Any]) -> None:
+        """Takes what a prefill instance answered and nobody has used. Never blocks and raises nothing."""
+        if self._last is None:
+            self._thread.submit(self._give, params, time.monotonic() + _PATIENCE_S)
+
+    def close(self) -> None:
+        """Tells what is still to be told, for two seconds at most. Blocks."""
+        self._last = time.monotonic() + _LAST_S
+        self._thread.shutdown()
+        if self._returner is not None:
+            self._returner.close()
+
+    def _give(self, params: Mapping[str, Any], deadline: float) -> None:
+        try:
+            left = min(self._timeout_s, min(deadline, self._last or deadline) - time.monotonic())
+            if left <= 0:
+                raise TimeoutError("others took the time for it")
+            if self._returner is None:
+                from pdkv.connectors.core.returner import Returner
+
+                self._returner = Returner()
+            if not self._returner.give(params, left):
+                return
+        except (PdkvError, OSError) as error:
+            _LOG.info("a prefill instance was not told that its KV is not wanted, its lease will end: %s", error)
+            outcome = "failed"
+        except Exception:  # noqa: BLE001 - nothing here may end the thread
+            _LOG.exception("KV could not be given back: a bug")
+            outcome = "failed"
+        else:
+            outcome = "told"
+        self._metrics.returns.labels(outcome).inc()
