@@ -54,7 +54,7 @@ ucx: $(UCX_WHEELS) ## Install UCX to test with: the system's (by apt, as root) a
 torch: $(DEPENDENCIES) ## Make .venv-torch, with torch and vLLM 0.8.5's classes to test with (1.2 GB)
 	@scripts/test-env.sh $(TORCH_VENV) tests/with_torch/requirements.txt $(VENV)
 
-vllm: $(DEPENDENCIES) ## Make .venv-vllm, with vLLM for the CPU, NIXL and a router to test with (2.4 GB)
+vllm: $(DEPENDENCIES) ## Make .venv-vllm, with vLLM for the CPU, NIXL and a router to test with (2.6 GB)
 	@scripts/test-env.sh $(VLLM_VENV) tests/with_vllm/requirements.txt $(VENV)
 
 build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .venv

@@ -27,9 +27,10 @@ class BrokenError(Exception):
     """The answer ended before its end."""
 
 
-def post(url, body, timeout_s=ANSWER_S):
+def post(url, body, timeout_s=ANSWER_S, headers=None):
     """Posts JSON and returns the JSON that comes back."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    sent = {"Content-Type": "application/json"} | (headers or {})
+    request = urllib.request.Request(url, json.dumps(body).encode(), sent)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
@@ -49,9 +50,9 @@ def body(prompt, *, params=None, max_tokens=8, **fields):
     return made | fields
 
 
-def complete(url, prompt, **fields):
+def complete(url, prompt, *, headers=None, **fields):
     """A completion as an `Answer`. Raises `RefusedError` for any status but 200."""
-    return _answer(post(f"{url}/v1/completions", body(prompt, **fields)))
+    return _answer(post(f"{url}/v1/completions", body(prompt, **fields), headers=headers))
 
 
 def _answer(found):

@@ -9,17 +9,22 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
+from pathlib import Path
 
+import numpy as np
 import vllm.model_executor.models.gemma3
 import vllm.model_executor.models.llama
 import vllm.v1.executor.uniproc_executor
 import vllm.v1.worker.cpu_worker  # noqa: F401 - these four are what the first engine would import by itself
+from PIL import Image
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from with_vllm.answers import Answer, Choice
+from with_vllm.models import PICTURE
 
 # Between two steps of an engine that only keeps blocks for somebody, in seconds. vLLM itself doesn't wait; on CPUs that
 # several engines share it is better to.
@@ -35,7 +40,8 @@ class Host:
         self.core = self.engine.engine_core.engine_core
         self.by_hand = False
         self.preemptions = 0
-        self.computed = 0
+        self.computed = self.prefilled = self.guessed = self.right = 0
+        self.adapters = {}
         self._count()
         pipe.send(("result", os.getpid()))
 
@@ -51,9 +57,22 @@ class Host:
         def counted_schedule(*arguments, **named):
             output = schedule(*arguments, **named)
             self.computed += output.total_num_scheduled_tokens
+            for request_id, tokens in output.num_scheduled_tokens.items():
+                request = scheduler.requests[request_id]
+                before = request.num_computed_tokens - tokens
+                self.prefilled += max(0, min(request.num_computed_tokens, request.num_prompt_tokens) - before)
             return output
 
+        update = scheduler.update_from_output
+
+        def counted_update(output, found):
+            for request_id, guesses in output.scheduled_spec_decode_tokens.items():
+                self.guessed += len(guesses)
+                self.right += len(found.sampled_token_ids[found.req_id_to_index[request_id]]) - 1
+            return update(output, found)
+
         scheduler._preempt_request, scheduler.schedule = counted_preempt, counted_schedule
+        scheduler.update_from_output = counted_update
 
     def run(self):
         while True:
@@ -72,10 +91,20 @@ class Host:
             elif stepping:
                 self.do_step()
 
-    def do_add(self, request_id, prompt, sampling, params):
+    def do_add(self, request_id, prompt, sampling, params, adapter, picture):
         extra = {"kv_transfer_params": params} if params is not None else None
         whole = SamplingParams(**sampling, extra_args=extra, output_kind=RequestOutputKind.FINAL_ONLY)
-        self.engine.add_request(request_id, {"prompt_token_ids": prompt}, whole)
+        lora = None if adapter is None else self._adapter(adapter)
+        asked = {"prompt_token_ids": prompt}
+        if picture is not None:
+            asked["multi_modal_data"] = {"image": _picture(picture)}
+        self.engine.add_request(request_id, asked, whole, lora_request=lora)
+
+    def _adapter(self, folder):
+        """The adapter of a folder, under the folder's name. Their numbers are this engine's own."""
+        name = Path(folder).name
+        number = self.adapters.setdefault(name, len(self.adapters) + 1)
+        return LoRARequest(name, number, folder)
 
     def do_abort(self, request_id):
         self.engine.abort_request([request_id])
@@ -119,6 +148,14 @@ class Host:
         """How many tokens the model has seen: of prompts, and those that it made and went on from."""
         return self.computed
 
+    def do_prefilled(self):
+        """How many tokens of prompts the model has seen."""
+        return self.prefilled
+
+    def do_guessed(self):
+        """How many tokens were guessed ahead, and how many of them were right."""
+        return self.guessed, self.right
+
     def do_reset_prefix_cache(self):
         return self.engine.reset_prefix_cache()
 
@@ -129,4 +166,20 @@ class Host:
     def do_fill_kv(self, value):
         """Overwrites the whole KV cache, of engines with one worker."""
         for cache in self.engine.model_executor.driver_worker.worker.model_runner.kv_caches:
+            cache.fill_(value)
+
+    def do_fill_kv_of(self, rank, value):
+        """The same for one of several workers."""
+        self.engine.collective_rpc(_fill, args=(rank, value))
+
+
+def _picture(seed):
+    """A picture of noise."""
+    points = np.random.default_rng(seed).integers(0, 256, (PICTURE, PICTURE, 3), dtype=np.uint8)
+    return Image.fromarray(points)
+
+
+def _fill(worker, rank, value):
+    if worker.rank == rank:
+        for cache in worker.model_runner.kv_caches:
             cache.fill_(value)

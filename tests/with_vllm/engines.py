@@ -98,11 +98,15 @@ class Engine:
         self._pipe.send((command, arguments))
         return self._result(ANSWER_S)
 
-    def send(self, prompt, *, params=None, request_id=None, **sampling):
-        """Adds a request, greedy unless told, and returns its id; `wait` has the answer."""
+    def send(self, prompt, *, params=None, request_id=None, adapter=None, picture=None, **sampling):
+        """Adds a request, greedy unless told, and returns its id; `wait` has the answer.
+
+        `adapter` is the folder of a LoRA, and `picture` the number of a picture that is put before the prompt.
+        """
         request_id = request_id or f"{self.name}-{next(self._numbers)}"
         sampling = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 1} | sampling
-        self.call("add", request_id=request_id, prompt=list(prompt), sampling=sampling, params=params)
+        arguments = {"prompt": list(prompt), "sampling": sampling, "params": params}
+        self.call("add", request_id=request_id, adapter=adapter, picture=picture, **arguments)
         return request_id
 
     def wait(self, request_id, timeout_s=ANSWER_S):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -19,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 
 CACHE = Path(sys.prefix) / "models"
+# Points along an edge of a picture for `pictured`.
+PICTURE = 56
 SENTENCE = (
     "every request brings its own prompt and leaves with an answer while blocks of keys and values move from one engine"
     " to another over shared memory or a wire nobody waits long and none of them is read after it was given away"
@@ -35,6 +38,16 @@ def deep() -> Path:
     return _made("deep", _make_deep)
 
 
+def adapter(number: int) -> Path:
+    """A LoRA for `tiny`, of random weights that turn every answer into another one; a different one for each number."""
+    return _made(f"adapter-{number}", functools.partial(_make_adapter, number=number))
+
+
+def pictured() -> Path:
+    """A BLIP-2 of 4 layers in float32, which puts 16 tokens of a picture of 56 by 56 points before the prompt."""
+    return _made("pictured", _make_pictured)
+
+
 def windowed() -> Path:
     """A Gemma 3 of 6 layers, of which every third sees all and the others the last 64 tokens: several KV groups."""
     return _made("windowed", _make_windowed)
@@ -45,7 +58,7 @@ def smollm2() -> Path:
     return _made("smollm2", _make_smollm2)
 
 
-ALL = (tiny, deep, windowed, smollm2)
+ALL = (tiny, deep, windowed, pictured, smollm2)
 
 
 def _made(name, make):
@@ -141,6 +154,69 @@ def _make_llama(folder, *, layers, kv_heads, head_dim):
         dtype="float32",
     )
     _save(folder, tokenizer, LlamaForCausalLM(config))
+
+
+def _make_pictured(folder):
+    _quiet()
+    import torch
+    from transformers import (
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        Blip2QFormerConfig,
+        Blip2VisionConfig,
+        OPTConfig,
+    )
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    tokenizer = _tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = OPTConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        word_embed_proj_dim=128,
+        ffn_dim=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        init_std=0.4,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    config = Blip2Config(
+        vision_config=Blip2VisionConfig(**small, image_size=PICTURE, patch_size=14, initializer_range=0.4),
+        qformer_config=Blip2QFormerConfig(**small, encoder_hidden_size=64, vocab_size=8, initializer_range=0.4),
+        text_config=words,
+        num_query_tokens=16,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        initializer_range=0.4,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    model = Blip2ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.query_tokens.normal_()
+    _save(folder, tokenizer, model)
+    size = {"height": PICTURE, "width": PICTURE}
+    Blip2Processor(BlipImageProcessorPil(size=size), tokenizer, num_query_tokens=16).save_pretrained(folder)
+
+
+def _make_adapter(folder, number):
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(number)
+    rank, weights = 8, {}
+    for layer in range(4):
+        for name, (inputs, outputs) in {"q_proj": (128, 128), "k_proj": (128, 64), "v_proj": (128, 64)}.items():
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{place}.lora_A.weight"] = 0.3 * torch.randn(rank, inputs)
+            weights[f"{place}.lora_B.weight"] = 0.3 * torch.randn(outputs, rank)
+    save_file(weights, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj", "k_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
 
 
 def _make_windowed(folder):

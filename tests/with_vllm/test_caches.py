@@ -69,6 +69,80 @@ def test_heads_first_in_memory_is_seen_by_strides():
     assert (layout.num_heads, layout.block_tokens) == (HEADS, TOKENS)
 
 
+def laid_out(order, layers, blocks=BLOCKS, heads=HEADS, tokens=TOKENS, content=CONTENT, dtype=torch.float32):
+    """Layers as vLLM cuts them from one allocation, of which `order` names the axes from outside to inside."""
+    extents = {"L": layers, "B": blocks, "H": heads, "N": tokens, "C": content}
+    whole = torch.zeros([extents[axis] for axis in order], dtype=dtype)
+    logical = whole.permute([order.index(axis) for axis in "LBHNC"])
+    return {f"layers.{layer}": logical[layer] for layer in range(layers)}
+
+
+# Axes in the memory of a GPU's cache, and what each of vLLM's attention backends puts into them.
+ORDERS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
+BACKENDS = {
+    "FLASH_ATTN": {},
+    "FLASHINFER": {"dtype": torch.float8_e4m3fn},
+    "FLASHINFER, nvfp4: slots for keys, then for values": {"heads": 2 * HEADS, "dtype": torch.uint8},
+    "TRITON_ATTN, with scales behind each token": {"content": CONTENT + 2},
+    "FLASHMLA": {"heads": 1, "content": 576, "dtype": torch.bfloat16},
+    "FLASHMLA, fp8": {"heads": 1, "content": 656, "dtype": torch.uint8},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_in_every_order(backend, order):
+    tensors = laid_out(order, 3, **BACKENDS[backend])
+    groups, (layout,) = registered(tensors, config(list(tensors)))
+    assert groups[0].layout == "BHNC"
+    first = tensors["layers.0"]
+    assert (layout.num_layers, layout.num_blocks, layout.num_heads) == (3, BLOCKS, first.shape[1])
+    assert layout.block_bytes == 3 * first[0].numel() * first.element_size()
+
+
+@pytest.mark.parametrize("orders", [("LBHNC", "LBNHC"), ("LBNHC", "BLNHC"), ("LHBNC", "BHLNC"), ("BLHNC", "LBHNC")])
+def test_blocks_move_between_orders(orders):
+    """As FlashInfer's NHD and HND, or a cache with all layers of a block in one place."""
+    there, here = (laid_out(order, 3) for order in orders)
+    for layer, tensor in enumerate(there.values()):
+        tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(layer)))
+    with pdkv.Engine("p") as p, pdkv.Engine("d") as d:
+        caches = []
+        for engine, tensors in ((p, there), (d, here)):
+            (group,), _ = registered(tensors, config(list(tensors)))
+            caches.append(register(engine, group, 0, "m"))
+        export = caches[0].export([1, 4], num_tokens=2 * TOKENS, digest=b"d" * 48)
+        caches[1].pull(export.reference, [5, 0], digest=b"d" * 48).wait(30)
+    for name, tensor in there.items():
+        assert torch.equal(here[name][5], tensor[1])
+        assert torch.equal(here[name][0], tensor[4])
+        assert not here[name][1:5].any()
+
+
+@pytest.mark.parametrize(("order", "ratio"), [("LBHNC", 2), ("LBNHC", 4)])
+def test_kernel_blocks_of_mla_and_of_attention_are_taken_as_bytes(order, ratio):
+    """FlashMLA's of 64 tokens, CUTLASS's of 128, in a larger block of vLLM's."""
+    for heads, content in ((1, 576), (HEADS, CONTENT)):
+        tensors = laid_out(order, 2, ratio * BLOCKS, heads, TOKENS // ratio, content, torch.bfloat16)
+        groups, (layout,) = registered(tensors, config(list(tensors)))
+        assert groups[0].layout == "BC"
+        assert (layout.num_blocks, layout.block_bytes) == (BLOCKS, 2 * 2 * heads * TOKENS * content)
+
+
+@pytest.mark.parametrize("order", ["LHBNC", "BHLNC"])
+def test_kernel_blocks_in_pieces_are_refused(order):
+    tensors = laid_out(order, 2, 2 * BLOCKS, HEADS, TOKENS // 2)
+    with pytest.raises(LayoutError, match="lie in pieces"):
+        vllm_caches.group_caches(tensors, config(list(tensors)), **RANKS)
+
+
+def test_layers_of_different_sizes_in_one_group_are_refused():
+    """An indexer's keys beside MLA's."""
+    tensors = {"mla": torch.zeros(BLOCKS, 1, TOKENS, 576), "indexer": torch.zeros(BLOCKS, 1, TOKENS, 132)}
+    with pytest.raises(LayoutError, match=r"576|132"):
+        registered(tensors, config(list(tensors)))
+
+
 def test_kernel_blocks_smaller_than_vllms_are_taken_as_bytes():
     """Two of the kernel's blocks make one of the scheduler's."""
     tensors = storage_of(2, (2 * BLOCKS, HEADS, TOKENS // 2, CONTENT))
