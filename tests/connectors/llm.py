@@ -11,6 +11,7 @@ from collections import Counter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from connectors.gpu import Gpu
 from connectors.llm_memory import BLOCK_TOKENS, NULL_BLOCK, NUM_BLOCKS, Rank, cache_config
 from connectors.llm_requests import Blocks, Request, Status, engine_config
 from connectors.replay import replay
@@ -30,6 +31,7 @@ class Llm:
         policy: What becomes of a request whose load failed: `fail` or `recompute`.
         sleep_mode: Whether it may give its memory back for a while.
         connector: The connector's class, if not the module's own.
+        gpu: Where its cache is, unless it is the CPU's memory.
         **extra: `kv_connector_extra_config`.
     """
 
@@ -45,6 +47,7 @@ class Llm:
         policy: str = "fail",
         sleep_mode: bool = False,
         connector: Any = None,
+        gpu: Gpu | None = None,
         **extra: Any,
     ) -> None:
         self.release, self.policy, self.groups = release, policy, groups
@@ -63,7 +66,7 @@ class Llm:
         self._failing: set[str] = set()
         config, caches = engine_config(role, name, ranks, policy, sleep_mode, extra), cache_config(groups)
         roles, connector = module.KVConnectorRole, connector or module.PdkvConnector
-        self.ranks = [Rank(release, rank, groups) for rank in range(ranks)]
+        self.ranks = [Rank(release, rank, groups, gpu) for rank in range(ranks)]
         self.workers, handshakes = [], {}
         for rank in self.ranks:
             Place.tp_rank = rank.rank
@@ -87,9 +90,10 @@ class Llm:
         """Schedules, runs the model, and takes in what came of it."""
         for request in list(self.waiting):
             self._schedule(request)
-        metadata = replay(self.release, "schedule", self.scheduler, scheduler_output=None)["build_connector_meta"]
-        finished, self._finished = self._finished, set()
         scheduled = list(self.running)
+        output = SimpleNamespace(num_scheduled_tokens={request.request_id: 1 for request in scheduled})
+        metadata = replay(self.release, "schedule", self.scheduler, scheduler_output=output)["build_connector_meta"]
+        finished, self._finished = self._finished, set()
         self._update(self._work(metadata, scheduled, finished), scheduled)
 
     def abort(self, request: Request) -> None:
@@ -239,7 +243,7 @@ class Llm:
         blocks = self.blocks[request.request_id]
         computed = min(request.num_computed_tokens, request.num_prompt_tokens)
         rank.check(request.prompt_token_ids, blocks, range(computed))
-        rank.write(request.prompt_token_ids, blocks, range(computed, request.num_prompt_tokens))
+        rank.compute(request.prompt_token_ids, blocks, range(computed, request.num_prompt_tokens))
 
     def _update(self, output: SimpleNamespace, scheduled: list[Request]) -> None:
         lost = self._failures(output)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from connectors.gpu import Gpu, GpuTensor
 from connectors.stand_in import Tensor, has
 
 BLOCK_TOKENS = 4
@@ -32,15 +33,16 @@ class Rank:
         release: The release of vLLM.
         rank: Which of the ranks that share the heads.
         groups: KV groups of the model.
+        gpu: Where it is, unless it is the CPU's memory.
     """
 
-    def __init__(self, release: str, rank: int, groups: int) -> None:
-        self.rank = rank
+    def __init__(self, release: str, rank: int, groups: int, gpu: Gpu | None = None) -> None:
+        self.rank, self.gpu = rank, gpu
         self._by_head = has(release, "0.26.0")
         by_head = (NUM_BLOCKS, _HEADS, BLOCK_TOKENS, 2 * _SIZE)
         by_token = (NUM_BLOCKS, 2, BLOCK_TOKENS, _HEADS, _SIZE)
         self.layers = {
-            name: np.zeros(by_head if self._by_head else by_token, np.uint16).view(Tensor)
+            name: np.zeros(by_head if self._by_head else by_token, np.uint16).view(Tensor if gpu is None else GpuTensor)
             for group in range(groups)
             for name in layer_names(group)
         }
@@ -49,6 +51,13 @@ class Rank:
         """What a forward pass over these positions leaves behind."""
         for cells, value, _ in self._cells(tokens, blocks, positions):
             cells[...] = value
+
+    def compute(self, tokens: list[int], blocks: list[list[int]], positions: range) -> None:
+        """A forward pass: it is done now, or when the GPU comes to it."""
+        if self.gpu is None:
+            self.write(tokens, blocks, positions)
+        else:
+            self.gpu.give(lambda: self.write(tokens, blocks, positions))
 
     def check(self, tokens: list[int], blocks: list[list[int]], positions: range) -> None:
         """Whether the cache holds what a forward pass over these positions would have left behind."""

@@ -41,13 +41,16 @@ def pages(groups=1, layers=2, blocks=BLOCKS, heads=2, dtype=np.float32):
 class Side:
     """One rank, and what it has reported so far."""
 
-    def __init__(self, name, groups=1, *, layers=2, blocks=BLOCKS, heads=2, model="m", ranks=None, **settings):
+    def __init__(
+        self, name, groups=1, *, layers=2, blocks=BLOCKS, heads=2, model="m", ranks=None, device=None, **settings
+    ):
         self.pages = pages(groups, layers, blocks, heads)
         self.worker = WorkerSide(
             name,
             Settings(**settings),
             [GroupCache(tensors, "BHNC", 16) for tensors in self.pages],
             model=model,
+            device=device,
             **(ranks or {}),
         )
         self.received, self.sent = [], []

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pdkv.connectors import vllm_caches as caches
+from pdkv.connectors import vllm_device as device
 from pdkv.connectors import vllm_versions as versions
 from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.digest import Media, prefix_digest
@@ -44,6 +45,7 @@ class PdkvMetadata(KVConnectorMetadata):
     """What the scheduler side orders of the workers for one step."""
 
     work: Work = Work.NOTHING
+    step: int = 0
 
 
 @dataclass
@@ -86,13 +88,17 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._arrived: set[str] = set()
+        self._begun: object = None
         self._carried: object = None
+        self._clears_loaded = versions.clears_loaded(kv_cache_config)
         self._failed_blocks: set[int] = set()
         parallel = vllm_config.parallel_config
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
                 raise UnsupportedError(f"`{name}` is `{getattr(parallel, name)}`", operation=_OPERATION)
         settings = Settings.of(transfer.kv_connector_extra_config or {}, **self._default_settings())
+        buffer = getattr(transfer, "kv_buffer_device", None)
+        settings = device.with_buffer_device(settings, buffer, versions.device_type())
         replica = getattr(parallel, "data_parallel_index", 0)
         self._settings = settings.of_replica(replica, parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
         self._sizes = {"tp_size": parallel.tensor_parallel_size, "pp_size": parallel.pipeline_parallel_size}
@@ -116,6 +122,10 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Worker side.
 
+    def get_mem_pool_context(self) -> Any:
+        """Where the cache is allocated: as vLLM likes, unless other processes could not be given that memory."""
+        return device.shareable_memory(self._config, versions.device_type())
+
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Starts this rank's engine and registers the tensors with it. Called once."""
         from pdkv.connectors.core.worker import WorkerSide
@@ -132,6 +142,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings,
             caches.group_caches(kv_caches, self._caches, **ranks),
             model=model,
+            device=device.device_of(kv_caches),
             **ranks,
         )
 
@@ -141,13 +152,21 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Begins what this step brings, before the forward pass: the next token does not have to wait for it."""
-        if isinstance(kv_connector_metadata, PdkvMetadata):
+        self._begin(kv_connector_metadata)
+        if not self._clears_loaded:
             self._carry(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins what this step brings where `handle_preemptions` was not called for it, as at steps without tokens."""
         del forward_context, kwargs
-        self._carry(self._get_connector_metadata())
+        metadata = self._get_connector_metadata()
+        self._begin(metadata)
+        self._carry(metadata)
+
+    def _begin(self, metadata: Any) -> None:
+        if self._worker is not None and isinstance(metadata, PdkvMetadata) and metadata is not self._begun:
+            self._begun = metadata
+            self._worker.begin_step(metadata.step)
 
     def _carry(self, metadata: Any) -> None:
         if self._worker is not None and isinstance(metadata, PdkvMetadata) and metadata is not self._carried:
@@ -229,8 +248,10 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """What the workers are to do by this step."""
-        del scheduler_output
-        return PdkvMetadata(Work.NOTHING if self._scheduler is None else self._scheduler.take())
+        if self._scheduler is None:
+            return PdkvMetadata()
+        work = self._scheduler.take(getattr(scheduler_output, "num_scheduled_tokens", ()))
+        return PdkvMetadata(work, self._scheduler.step)
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must make another step, though it has no request: a producer is to be told something."""

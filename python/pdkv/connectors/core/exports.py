@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from pdkv.connectors.core.device import Steps
 from pdkv.connectors.core.load import Kit
 from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import ExportOrder, Results
@@ -37,9 +38,12 @@ class Exports:
 
     Args:
         kit: What the rank's parts share.
+        steps: How far the rank's device is, unless it is the CPU.
     """
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: Kit, steps: Steps | None = None) -> None:
+        self._steps = steps
+        self._held = list[ExportOrder]()  # until the device has written what they are to pin
         self._engine, self._caches, self._stats = kit.engine, kit.caches, kit.stats
         self._rank = kit.place.rank
         self._requests = dict[str, _Sending]()
@@ -48,7 +52,16 @@ class Exports:
         self._refused = list[str]()
 
     def begin(self, order: ExportOrder) -> None:
-        """Pins the blocks of an order. If that can't be, the request is reported at once, so that they are freed."""
+        """Pins the blocks of an order, once they hold what is promised. A claim that comes before waits at the engine.
+
+        If that can't be, the request is reported at once, so that they are freed.
+        """
+        if self._steps is None or not order.step or self._steps.over(order.step):
+            self._pin(order)
+        else:
+            self._held.append(order)
+
+    def _pin(self, order: ExportOrder) -> None:
         sending = self._requests.get(order.request_id) or _Sending(order.request_id)
         made: list[Export] = []
         try:
@@ -74,12 +87,23 @@ class Exports:
 
     def release(self, reference: Reference) -> None:
         """Ends an export of this engine that nobody will come for; does nothing unless the reference is its own."""
+        for order in [order for order in self._held if reference.to_json() in self._own(order)]:
+            self._held.remove(order)
+            self.give_up(order)
         export, _ = self._exports.get(reference.export_id, (None, None))
         if export is not None and export.reference == reference:
             export.release()
 
     def collect(self, results: Results) -> None:
         """Adds the requests whose blocks are free again. Takes time for what has ended only."""
+        if self._held and self._steps is not None:
+            for order in [order for order in self._held if self._steps.over(order.step)]:
+                self._held.remove(order)
+                try:
+                    self._pin(order)
+                except Exception:
+                    self.give_up(order)
+                    raise
         if self._refused:
             results.sent.update(self._refused)
             self._refused.clear()
@@ -103,12 +127,13 @@ class Exports:
                 self._stats.count("num_kv_expired_reqs", int(sending.expired))
 
     def close(self) -> None:
-        """Ends all exports."""
+        """Ends all exports, and makes none of those that wait."""
+        self._held.clear()
         for export, _ in self._exports.values():
             export.release()
 
     def _parts(self, order: ExportOrder) -> list[tuple[KvCache, str, tuple[int, ...]]]:
-        references = order.references[self._rank] if self._rank < len(order.references) else ()
+        references = self._own(order)
         if not len(references) == len(order.block_ids) == len(self._caches):
             raise LayoutError(
                 f"`{len(references)}` references and `{len(order.block_ids)}` lists of blocks came for "
@@ -118,3 +143,7 @@ class Exports:
         parts = zip(self._caches, references, order.block_ids, strict=True)
         # A group whose window has left all blocks behind has nothing to pin.
         return [part for part in parts if part[2]]
+
+    def _own(self, order: ExportOrder) -> tuple[str, ...]:
+        """The references of this rank."""
+        return order.references[self._rank] if self._rank < len(order.references) else ()

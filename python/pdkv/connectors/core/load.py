@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdkv.connectors.core.config import Settings
+from pdkv.connectors.core.device import Device
 from pdkv.connectors.core.line import Place
 from pdkv.connectors.core.stats import Stats
 from pdkv.connectors.core.work import PullOrder, References
@@ -32,6 +33,7 @@ class Kit:
         place: Which rank it is.
         settings: What the user set.
         stats: Where to count.
+        device: Where the caches are, unless it is the CPU's memory.
     """
 
     engine: Engine
@@ -39,6 +41,7 @@ class Kit:
     place: Place
     settings: Settings
     stats: Stats
+    device: Device | None = None
 
 
 def own_references(references: References, kit: Kit) -> tuple[Reference, ...]:
@@ -124,6 +127,8 @@ class Load:
             PdkvError: One can't be.
         """
         self.posted, order = True, self.order
+        # The blocks may be somebody's whose last step the device has not done yet: nothing is written before that.
+        after: dict[str, Any] = {} if kit.device is None else {"stream": kit.device.stream}
         unused = []
         for group, (cache, reference) in enumerate(zip(kit.caches, self.references, strict=True)):
             if reference.fingerprint != cache.fingerprint:
@@ -146,6 +151,7 @@ class Load:
                 timeout_s=self.time_left(),
                 require=kit.settings.require,
                 peer=peer,
+                **after,
             )
             self.transfers[transfer.id] = (group, transfer)
             self.left += 1

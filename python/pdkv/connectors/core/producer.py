@@ -37,12 +37,14 @@ class Exported:
         block_ids: For each KV group, its blocks in the order of the tokens.
         num_tokens: Tokens of the prompt whose KV they hold.
         digest: Digest of that prefix.
+        step: The last step that wrote into them.
     """
 
     request_id: str
     block_ids: tuple[Sequence[int], ...]
     num_tokens: int
     digest: bytes
+    step: int = 0
 
 
 class Producer:
@@ -125,7 +127,7 @@ class Producer:
             for blocks, group in zip(finished.block_ids, groups, strict=True)
         )
         params = answer(ticket, host, port, self._key)
-        self._orders.append(ExportOrder(finished.request_id, references, pinned, self._lease_s))
+        self._orders.append(ExportOrder(finished.request_id, references, pinned, self._lease_s, finished.step))
         self._alive[finished.request_id] = parent
         if parent is not None:
             self._families[parent] = (finished.digest, dict(params))

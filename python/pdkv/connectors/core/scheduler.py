@@ -7,7 +7,7 @@ into the LLM engine's loop: it becomes a refusal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,6 +39,9 @@ class SchedulerSide:
         pp_size: Ranks that share the layers.
         produces: Whether other engines may fetch from this one.
         consumes: Whether this one may fetch from others.
+
+    Attributes:
+        step: How many steps `take` was called for.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class SchedulerSide:
         self._producer = Producer(engine_id, block_tokens, lease_s, key) if produces else None
         self._consumer = Consumer(engine_id, reader, block_tokens, lease_s, self._refused) if consumes else None
         self._ranks: tuple[tuple[Issuer, ...], ...] = ()
+        self.step = 0
+        self._last_steps = dict[str, int]()  # of requests that are to be exported
         self._directory: Directory | None = None
 
     @property
@@ -95,6 +100,8 @@ class SchedulerSide:
 
     def arrived(self, request_id: str, params: Mapping[str, Any] | None, num_prompt_tokens: int) -> None:
         """A request came in."""
+        if self._producer is not None and asks_for_decode(params):
+            self._last_steps[request_id] = 0
         consumer = self._consumer
         if consumer is not None:
             _guarded("arrived", lambda: consumer.arrived(request_id, params, num_prompt_tokens), None)
@@ -150,13 +157,15 @@ class SchedulerSide:
             Whether its blocks stay until every rank has reported the request as sent, and what the client gets.
         """
         consumer, producer, port = self._consumer, self._producer, self.port
+        # Of one that was never seen in a step it is not known, and the newest is late enough.
+        step = self._last_steps.pop(request_id, 0) or self.step
         if consumer is not None:
             _guarded("finished", lambda: consumer.finished(request_id), None)
         if producer is None or not complete or not asks_for_decode(params) or port is None:
             return False, None
 
         def export() -> tuple[bool, dict[str, Any] | None]:
-            finished = Exported(request_id, block_ids, num_tokens, digest(num_tokens))
+            finished = Exported(request_id, block_ids, num_tokens, digest(num_tokens), step)
             return producer.export(finished, self._ranks, self._settings.host, port, **self._sizes)
 
         nothing: tuple[bool, dict[str, Any] | None] = (False, None)
@@ -168,8 +177,17 @@ class SchedulerSide:
         sides = (self._producer, self._consumer)
         return any(side.pending for side in sides if side is not None)
 
-    def take(self) -> Work:
-        """What the workers are to do by the next step."""
+    def take(self, scheduled: Collection[str] = ()) -> Work:
+        """What the workers are to do by the next step.
+
+        Args:
+            scheduled: The requests that the step computes tokens of.
+        """
+        self.step += 1
+        alive = self._last_steps
+        for request_id in alive if len(alive) < len(scheduled) else scheduled:
+            if request_id in alive and request_id in scheduled:
+                alive[request_id] = self.step
         work = Work.NOTHING if self._consumer is None else self._consumer.take()
         exports = () if self._producer is None else self._producer.take()
         return replace(work, exports=exports) if exports else work

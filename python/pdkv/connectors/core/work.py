@@ -70,12 +70,15 @@ class ExportOrder:
         references: For each rank and group.
         block_ids: For each group, in the order of the tokens.
         lease_s: First lease, in seconds.
+        step: The last step that wrote into them. Where a device works behind the LLM engine's back they are pinned when
+            it has done that; 0 is no step.
     """
 
     request_id: str
     references: References
     block_ids: tuple[tuple[int, ...], ...]
     lease_s: float
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from pdkv.connectors.core.caches import GroupCache, describe, register
 from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.declines import Declines
+from pdkv.connectors.core.device import Device, Steps
 from pdkv.connectors.core.dial import Dialler
 from pdkv.connectors.core.exports import Exports
 from pdkv.connectors.core.leases import Leases
@@ -50,6 +51,7 @@ class WorkerSide:
         tp_size: How many those are.
         pp_rank: Position among the ranks that share the layers.
         pp_size: How many those are.
+        device: Where the caches are, unless it is the CPU's memory. Then `begin_step` must be called at each step.
 
     Attributes:
         info: What the scheduler side has to know of this rank. Holds secrets.
@@ -73,7 +75,9 @@ class WorkerSide:
         tp_size: int = 1,
         pp_rank: int = 0,
         pp_size: int = 1,
+        device: Device | None = None,
     ) -> None:
+        self._steps = None if device is None else Steps(device)
         self.stats = Stats()
         rank = pp_rank * tp_size + tp_rank
         self._engine = _engine(name, settings, rank)
@@ -94,7 +98,7 @@ class WorkerSide:
                 groups=facts,
             )
             kit = self._kit = Kit(
-                self._engine, caches, Place(tp_rank, tp_size, pp_rank, pp_size, facts), settings, self.stats
+                self._engine, caches, Place(tp_rank, tp_size, pp_rank, pp_size, facts), settings, self.stats, device
             )
             places = Places(settings.places)
 
@@ -103,13 +107,18 @@ class WorkerSide:
 
             self._dialler = Dialler(make_line, max(_IDLE_S, 2 * settings.transfer_timeout))
             self._leases = Leases(kit, self._dialler)
-            self._exports = Exports(kit)
+            self._exports = Exports(kit, self._steps)
             self._declines = Declines(kit, self._dialler, self._exports.release)
             self._pulls = Pulls(kit, self._dialler, self._declines, self._leases.unwatch)
         except BaseException:
             self._engine.close()
             raise
         self._closed = False
+
+    def begin_step(self, number: int) -> None:
+        """A step begins, of which nothing was given to the device yet. Numbers grow."""
+        if self._steps is not None and not self._closed:
+            _each((number,), self._steps.begin)
 
     def carry(self, work: Work) -> None:
         """Begins what a step brings. Takes microseconds an order, and waits for nobody."""
