@@ -115,7 +115,8 @@ def _look_up(host: str, port: int, end: float) -> list[Any]:
         pass
     else:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    if not _resolvers.acquire(timeout=_left(end)):
+    resolvers = _resolvers
+    if not resolvers.acquire(timeout=_left(end)):
         raise TimeoutError("too many names are being looked up")
     found = SimpleQueue[list[Any] | Exception]()
 
@@ -125,12 +126,12 @@ def _look_up(host: str, port: int, end: float) -> list[Any]:
         except Exception as error:  # noqa: BLE001 - it is raised below
             found.put(error)
         finally:
-            _resolvers.release()
+            resolvers.release()
 
     try:
         threading.Thread(target=look_up, name="pdkv-resolve", daemon=True).start()
     except RuntimeError as error:
-        _resolvers.release()
+        resolvers.release()
         raise OSError(str(error)) from error
     try:
         answer = found.get(timeout=_left(end))
