@@ -148,8 +148,10 @@ impl Sources {
         let mut reasons = Reasons::default();
         match embedded(self.embedded, capability) {
             Some(&(arch, image)) => {
+                // On the heap it lies as aligned as a driver expects it to.
+                let image = image.to_vec();
                 // SAFETY: whole, as the build made it from this release's source.
-                match unsafe { Kernels::load_from(context, image, Origin::Embedded(arch)) } {
+                match unsafe { Kernels::load_from(context, &image, Origin::Embedded(arch)) } {
                     Ok(kernels) => return Ok(kernels),
                     Err(error) => reasons.add(&format!("the package's image for sm_{arch}"), &error),
                 }

@@ -9,6 +9,7 @@ use super::context::Context;
 use super::device::Device;
 use super::driver::Driver;
 use super::facts::{self, MemoryKind, pointer_facts};
+use super::find::Sources;
 use super::numbers as n;
 use super::pages::Kernels;
 use super::stream::Stream;
@@ -169,6 +170,15 @@ impl Gpu {
     /// Whatever the first try met: `Unsupported` without a compiler, `Device` when compiler or driver fail.
     pub fn kernels(&self) -> Result<&Kernels> {
         let found = self.0.kernels.get_or_init(|| Kernels::find(self.context()));
+        found.as_ref().map_err(Clone::clone)
+    }
+
+    /// The same from where the caller says, unless they were asked for before.
+    ///
+    /// # Errors
+    /// As [`Gpu::kernels`].
+    pub fn kernels_from(&self, sources: &Sources) -> Result<&Kernels> {
+        let found = self.0.kernels.get_or_init(|| sources.load(self.context()));
         found.as_ref().map_err(Clone::clone)
     }
 

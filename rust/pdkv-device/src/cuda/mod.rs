@@ -14,6 +14,7 @@ mod facts;
 mod find;
 mod gpu;
 mod host;
+mod host_paths;
 mod ipc;
 mod lane_tables;
 mod mapping;
@@ -29,7 +30,9 @@ mod queue;
 mod region;
 mod ring;
 mod share;
+mod staging;
 mod stream;
+mod verdict;
 mod vmm;
 
 use pdkv_core::Result;
@@ -42,6 +45,7 @@ pub use facts::{MemoryKind, PointerFacts, pointer_facts};
 pub use find::{Attempt, Origin, Sources};
 pub use gpu::Gpu;
 pub use host::HostAccess;
+pub use host_paths::{HostDirection, HostPath, HostPaths, LINK_BLOCKS};
 pub use ipc::{IpcHandle, IpcMapping};
 pub use mapping::{DeviceMapping, Laying};
 pub use memory::{DeviceBuffer, PinnedBuffer, copy_async};
@@ -50,6 +54,7 @@ pub use pages::{Kernels, Prepared};
 pub use queue::{CopyQueue, Ticket};
 pub use region::DeviceRegion;
 pub use share::{Handle, SharedExtent};
+pub use staging::{Stage, Staging};
 pub use stream::{Event, Stream};
 
 /// What a look for the driver found.

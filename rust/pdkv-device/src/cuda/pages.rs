@@ -1,12 +1,13 @@
 //! The kernels of `cuda/` on a device: what a plan needs there, and its launches.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
 use super::find::Origin;
+use super::host_paths::HostPaths;
 use super::memory::DeviceBuffer;
 use super::module::{Extent, Function, Module};
 use super::stream::Stream;
@@ -22,6 +23,7 @@ struct Loaded {
     origin: Origin,
     facts: DeviceFacts,
     functions: HashMap<Entry, Function>,
+    host_paths: OnceLock<HostPaths>,
 }
 
 /// A copy of pages whose tables lie on the device; launched as often as wanted, one launch at a time.
@@ -72,6 +74,7 @@ impl Kernels {
             origin,
             facts,
             functions,
+            host_paths: OnceLock::new(),
         })))
     }
 
@@ -96,6 +99,11 @@ impl Kernels {
     /// The device.
     pub fn facts(&self) -> &DeviceFacts {
         &self.0.facts
+    }
+
+    /// What was measured between the host and this device.
+    pub(super) fn host_paths(&self) -> &OnceLock<HostPaths> {
+        &self.0.host_paths
     }
 
     /// The kernel of an entry that was chosen for this device: every one of those was loaded.

@@ -4,9 +4,12 @@
 //! thread owns a queue. Whether memory may be touched is the caller's business, what happened to a post this file's.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
 
-use pdkv_core::{Error, Result};
+use pdkv_core::{Error, ErrorKind, Result};
 
+use super::batch::copy_batch_async;
 use super::context::Context;
 use super::lane_tables::LaneTables;
 use super::memory::DeviceBuffer;
@@ -15,11 +18,19 @@ use super::pages::Kernels;
 use super::post_layout::{Layout, check_tables};
 use super::post_tables::PostTables;
 use super::stream::{Event, Stream};
-use crate::kernels::{self, Jobs, Lane, Launch, View, Wishes};
+use super::verdict::is_dead;
+use crate::kernels::{self, Jobs, Lane, Launch, Run, View, Wishes};
 
 /// A post, by the number of those before it in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
+
+/// How long to wait before a driver is asked again that did not say whether something runs.
+const RETRY: Duration = Duration::from_millis(1);
+/// How long a driver may go on so.
+const UNTOLD: Duration = Duration::from_secs(30);
+/// How often a queue that goes asks.
+const DROP_TRIES: usize = 100;
 
 /// A stream of copies. Dropping it waits for what is under way.
 #[derive(Debug)]
@@ -27,10 +38,8 @@ pub struct CopyQueue {
     context: Context,
     kernels: Kernels,
     stream: Stream,
-    tables: PostTables,
-    lanes: LaneTables,
-    /// How many blocks of the launch that runs have come to its end; 0 between launches.
-    arrived: DeviceBuffer,
+    /// Dropped only when nothing reads it any more.
+    memory: ManuallyDrop<Memory>,
     /// In the order of the stream.
     under_way: VecDeque<UnderWay>,
     /// Events that wait for their next use.
@@ -40,14 +49,35 @@ pub struct CopyQueue {
     next: Ticket,
     /// Launches of the post that is made, each with the number of its job.
     launches: Vec<(usize, Launch)>,
+    batch: Batch,
+    /// Since when the driver has not said whether the oldest post has passed.
+    untold: Option<Instant>,
     /// Why there can be no more posts.
     broken: Option<Error>,
+}
+
+/// The lists of a batch, as the driver takes them.
+#[derive(Debug, Default)]
+struct Batch {
+    dsts: Vec<u64>,
+    srcs: Vec<u64>,
+    sizes: Vec<usize>,
+}
+
+/// What the driver reads while posts are under way.
+#[derive(Debug)]
+struct Memory {
+    tables: PostTables,
+    lanes: LaneTables,
+    /// How many blocks of the launch that runs have come to its end; 0 between launches.
+    arrived: DeviceBuffer,
 }
 
 #[derive(Debug)]
 struct UnderWay {
     ticket: Ticket,
-    passed: Event,
+    /// `None` where the driver gave none: then the stream itself is asked.
+    passed: Option<Event>,
     /// What to give back of the ring.
     end: Option<u64>,
     /// Where in the ring the sums come to lie, and how many.
@@ -73,14 +103,18 @@ impl CopyQueue {
         arrived.fill(&stream, 0)?;
         Ok(Self {
             kernels: kernels.clone(),
-            tables: PostTables::new(&context)?,
-            lanes: LaneTables::new(&context)?,
-            arrived,
+            memory: ManuallyDrop::new(Memory {
+                tables: PostTables::new(&context)?,
+                lanes: LaneTables::new(&context)?,
+                arrived,
+            }),
             under_way: VecDeque::new(),
             spare: Vec::new(),
             ended: Vec::new(),
             next: Ticket(0),
             launches: Vec::new(),
+            batch: Batch::default(),
+            untold: None,
             broken: None,
             stream,
             context,
@@ -98,7 +132,7 @@ impl CopyQueue {
     ///
     /// # Errors
     /// `Layout` as [`kernels::launches`], or when a table has fewer entries than the jobs have pages; `Capacity` for too large
-    /// tables; `Device` when an earlier failure has left the queue unusable. Nothing was posted then.
+    /// tables; `Device` when an earlier failure has left the queue unusable. Nothing was posted then: what fails later is told by [`CopyQueue::passed`].
     ///
     /// # Safety
     /// Until the post has passed: all pages of the jobs must be live memory that the device reaches, pages that are read must not be
@@ -111,39 +145,82 @@ impl CopyQueue {
             let facts = self.kernels.facts();
             kernels::each_launch(job, facts, wishes, |launch| self.launches.push((number, launch)))?;
         }
-        let found = self.lanes.find(&jobs.list).filter(|_| jobs.lasting);
+        let found = self.memory.lanes.find(&jobs.list).filter(|_| jobs.lasting);
         let layout = Layout::of(jobs, found.is_some(), wishes.sums);
         let idle = self.under_way.is_empty();
-        let mut taken = self.tables.take(layout.total, idle)?;
+        let mut taken = self.memory.tables.take(layout.total, idle)?;
         if taken.is_none() {
             self.reap()?;
-            taken = self.tables.take(layout.total, self.under_way.is_empty())?;
+            taken = self.memory.tables.take(layout.total, self.under_way.is_empty())?;
         }
         let Some(taken) = taken else {
             return Ok(None);
         };
         let lanes = match found {
             Some(address) => Some(address),
-            None if jobs.lasting => self.lanes.add(&jobs.list),
+            None if jobs.lasting => self.memory.lanes.add(&jobs.list),
             None => None,
         };
         let base = taken.offset;
-        let written = self.tables.write(jobs, layout, base);
+        let written = self.memory.tables.write(jobs, layout, base);
         let result = written.and_then(|()| {
             // SAFETY: as the caller promises.
             unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes, flag) }
         });
         if result.is_err() && found.is_none() && lanes.is_some() {
-            self.lanes.forget_newest();
+            self.memory.lanes.forget_newest();
         }
         let sums = wishes.sums.then_some((base + layout.sums, jobs.num_pages() as usize));
-        self.close(result.err(), Some(taken.end), sums).map(Some)
+        Ok(Some(self.close(result.err(), Some(taken.end), sums)))
+    }
+
+    /// Posts copies by the driver's batched call, which keeps the device's multiprocessors out of it. What it reads need not be in pages;
+    /// every run is a copy of its own, so they should be long.
+    ///
+    /// # Errors
+    /// `Unsupported` when the driver has no such call; `Device` when an earlier failure has left the queue unusable. Nothing was posted then.
+    ///
+    /// # Safety
+    /// Until the post has passed: both ends of all runs must be live memory that the driver reaches, what is read must not be written,
+    /// what is written must not be used, and no two destinations may overlap.
+    pub unsafe fn post_batch(&mut self, runs: &[Run]) -> Result<Ticket> {
+        self.usable()?;
+        let Batch { dsts, srcs, sizes } = &mut self.batch;
+        dsts.clear();
+        srcs.clear();
+        sizes.clear();
+        for run in runs.iter().filter(|run| run.bytes > 0) {
+            dsts.push(run.dst);
+            srcs.push(run.src);
+            sizes.push(run.bytes as usize);
+        }
+        // SAFETY: as the caller promises.
+        match unsafe { copy_batch_async(&self.stream, dsts, srcs, sizes) } {
+            // Some of the copies may have been taken.
+            Err(error) if error.kind() == ErrorKind::Device => Ok(self.close(Some(error), None, None)),
+            outcome => outcome.map(|()| self.close(None, None, None)),
+        }
+    }
+
+    /// Waits until a post has passed.
+    ///
+    /// # Errors
+    /// As [`CopyQueue::passed`]: nothing of it is under way then either.
+    pub fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        while !self.passed(ticket)? {
+            if self.stream.synchronize().is_err() {
+                // What kind of failure it is, `passed` finds out.
+                std::thread::sleep(RETRY);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a post has passed, and with it all before it. The memory that it uses is the caller's again then.
     ///
     /// # Errors
-    /// `Device` when the post failed, which is said once it has passed; or when the driver fails, after which nothing runs any more.
+    /// `Device` when the post failed, or the context is dead: nothing of it is under way any more. A driver that only refuses to tell, as during the
+    /// capture of a graph, has not said that it passed.
     pub fn passed(&mut self, ticket: Ticket) -> Result<bool> {
         self.reap()?;
         if self.under_way.front().is_some_and(|front| front.ticket <= ticket) {
@@ -171,19 +248,44 @@ impl CopyQueue {
         self.under_way.len()
     }
 
+    /// Whether there can be no more posts: its context is dead.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Whether nothing is under way, as far as was looked; or it never will be, in a dead context.
+    pub fn is_settled(&self) -> bool {
+        self.under_way.is_empty() || self.is_broken()
+    }
+
     /// Bytes on the device for tables.
     pub fn memory_bytes(&self) -> usize {
-        self.tables.memory_bytes() + self.lanes.memory_bytes() + self.arrived.len()
+        self.memory.tables.memory_bytes() + self.memory.lanes.memory_bytes() + self.memory.arrived.len()
     }
 
     /// Takes note of what has passed.
     fn reap(&mut self) -> Result<()> {
         self.usable()?;
         while let Some(front) = self.under_way.front() {
-            match front.passed.passed() {
-                Ok(false) => break,
-                Ok(true) => {}
-                Err(error) => return Err(self.broken.insert(error).clone()),
+            let passed = match &front.passed {
+                Some(event) => event.passed(),
+                None => self.stream.done(),
+            };
+            match passed {
+                Ok(passed) => {
+                    self.untold = None;
+                    if !passed {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    // No capture of a graph takes so long: a driver that answers nothing else is taken for a dead one, or nothing would ever end.
+                    let since = *self.untold.get_or_insert_with(Instant::now);
+                    if is_dead(&error) || since.elapsed() > UNTOLD {
+                        return Err(self.broken.insert(error).clone());
+                    }
+                    break;
+                }
             }
             let Some(UnderWay {
                 ticket,
@@ -195,12 +297,12 @@ impl CopyQueue {
             else {
                 break;
             };
-            self.spare.push(passed);
+            self.spare.extend(passed);
             match (failed, sums) {
                 (Some(error), _) => self.ended.push((ticket, Ended::Failed(error))),
                 (None, Some((offset, count))) => {
                     let mut bytes = vec![0; count * size_of::<u64>()];
-                    self.tables.get(offset, &mut bytes)?;
+                    self.memory.tables.get(offset, &mut bytes)?;
                     let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_ne_bytes);
                     let sums = bytes.chunks_exact(size_of::<u64>()).map(word).collect();
                     self.ended.push((ticket, Ended::Sums(sums)));
@@ -208,7 +310,7 @@ impl CopyQueue {
                 (None, None) => {}
             }
             if let Some(end) = end {
-                self.tables.release(end);
+                self.memory.tables.release(end);
             }
         }
         Ok(())
@@ -232,7 +334,10 @@ impl CopyQueue {
         flag: Option<(u64, u64)>,
     ) -> Result<()> {
         let _entered = self.context.enter()?;
-        let (ring, device) = (self.tables.pinned_address() + base as u64, self.tables.device_address());
+        let (ring, device) = (
+            self.memory.tables.pinned_address() + base as u64,
+            self.memory.tables.device_address(),
+        );
         // Lanes that will last go to where they stay; all else to where the next post's tables will lie too.
         let mut first = 0;
         if let (None, Some(address)) = (found, lanes) {
@@ -258,7 +363,7 @@ impl CopyQueue {
                 src_pages: at(layout.src),
                 dst_pages: at(layout.dst),
                 sums: device + layout.sums as u64,
-                arrived: self.arrived.address(),
+                arrived: self.memory.arrived.address(),
                 flag,
                 flag_value,
                 ..launch.view
@@ -295,30 +400,34 @@ impl CopyQueue {
     }
 
     /// Puts an event behind what was asked, failed or not: some of it may be under way.
-    fn close(&mut self, failed: Option<Error>, end: Option<u64>, sums: Option<(usize, usize)>) -> Result<Ticket> {
-        let passed = match self.spare.pop() {
-            Some(event) => event,
-            None => Event::new(&self.context).map_err(|error| self.broken.insert(error).clone())?,
-        };
-        if let Err(error) = passed.record(&self.stream) {
-            return Err(self.broken.insert(error).clone());
-        }
+    fn close(&mut self, failed: Option<Error>, end: Option<u64>, sums: Option<(usize, usize)>) -> Ticket {
+        let event = self.spare.pop().map_or_else(|| Event::new(&self.context), Ok);
+        let passed = event.and_then(|event| event.record(&self.stream).map(|()| event));
         let ticket = self.next;
         self.next = Ticket(ticket.0 + 1);
         self.under_way.push_back(UnderWay {
             ticket,
-            passed,
+            passed: passed.ok(),
             end,
             sums: sums.filter(|_| failed.is_none()),
             failed,
         });
-        Ok(ticket)
+        ticket
     }
 }
 
 impl Drop for CopyQueue {
     fn drop(&mut self) {
-        // The tables are read until then. A driver that fails runs nothing any more.
-        let _ = self.stream.synchronize();
+        for _ in 0..DROP_TRIES {
+            match self.stream.synchronize() {
+                Err(error) if !is_dead(&error) => std::thread::sleep(RETRY),
+                Ok(()) | Err(_) => {
+                    // SAFETY: dropped here and nowhere else, and not used after.
+                    unsafe { ManuallyDrop::drop(&mut self.memory) };
+                    return;
+                }
+            }
+        }
+        // The driver does not say that nothing reads the tables: they stay.
     }
 }

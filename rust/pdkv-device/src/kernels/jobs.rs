@@ -6,7 +6,7 @@ use pdkv_core::plan::{Geometry, Place, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::job::{Job, Logical, PageTables, Shape};
-use super::spans;
+use super::spans::{self, Run};
 use super::view::Lane;
 
 /// The jobs of a plan and the tables that they share. Filled again and again, it stops allocating.
@@ -48,6 +48,15 @@ impl Jobs {
             None => spans::fill(self, plan, bases, logical),
         };
         filled.inspect_err(|_| self.clear())
+    }
+
+    /// The jobs of runs, whose destinations must not overlap.
+    ///
+    /// # Errors
+    /// `Region` when a run leaves 64 bits; there are no jobs then.
+    pub fn fill_runs(&mut self, runs: &[Run]) -> Result<()> {
+        self.clear();
+        spans::fill_runs(self, runs).inspect_err(|_| self.clear())
     }
 
     /// Bytes of all jobs.

@@ -20,6 +20,7 @@ pub use job::{Axis, Job, Logical, PageTables, Shape, Side};
 pub use jobs::Jobs;
 pub(crate) use launch::each_launch;
 pub use launch::{DeviceFacts, Launch, Wishes, launches};
+pub use spans::Run;
 pub use view::{FastDiv, Lane, View};
 
 /// The name of the translation unit, for the compiler's messages.

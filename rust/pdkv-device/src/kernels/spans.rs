@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use pdkv_core::plan::{CopyRun, Plan};
-use pdkv_core::{Error, Result};
+use pdkv_core::{Error, ErrorKind, Result};
 
 use super::entry::Entry;
 use super::job::{Axis, Logical, Shape, Side};
@@ -47,10 +47,49 @@ impl Class {
     }
 }
 
+/// Bytes that go from one address to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where the first byte is read.
+    pub src: u64,
+    /// Where it is written.
+    pub dst: u64,
+    /// How many there are.
+    pub bytes: u64,
+}
+
 /// Fills jobs, which are empty, with those of a plan of spans.
 pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>, logical: Logical) -> Result<()> {
+    fill_from(jobs, |f| each_of_plan(plan, bases, logical, f))
+}
+
+/// The same for runs.
+pub(super) fn fill_runs(jobs: &mut Jobs, runs: &[Run]) -> Result<()> {
+    fill_from(jobs, |f| {
+        let mut next = 0;
+        for &Run { src, dst, bytes } in runs {
+            let inside = |start: u64| start.checked_add(bytes).is_some();
+            if !inside(src) || !inside(dst) {
+                let message = format!("`{bytes}` bytes from `{src:#x}` to `{dst:#x}` leave the address space");
+                return Err(Error::new(ErrorKind::Region, "copy spans", message));
+            }
+            let logical = next;
+            f(Lane {
+                src,
+                dst,
+                logical,
+                bytes,
+            });
+            next += bytes;
+        }
+        Ok(())
+    })
+}
+
+/// Fills jobs from what `each` calls its argument with, twice the same.
+fn fill_from(jobs: &mut Jobs, each: impl Fn(&mut dyn FnMut(Lane)) -> Result<()>) -> Result<()> {
     let mut classes = [Class::default(); Entry::WIDTHS.len()];
-    each_piece(plan, bases, logical, |class, piece| classes[class].add(piece.bytes))?;
+    each(&mut |lane| split(lane, &mut |class, piece| classes[class].add(piece.bytes)))?;
     let mut places = [None; Entry::WIDTHS.len()];
     for ((class, width), place) in classes.iter().zip(Entry::WIDTHS).zip(&mut places) {
         if class.count > 0 {
@@ -58,7 +97,7 @@ pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>, logical: Logi
             jobs.add(one_piece(class.cut_bytes(width)), 1);
         }
     }
-    each_piece(plan, bases, logical, |class, piece| {
+    let mut cut = |class: usize, piece: Lane| {
         let Some(job) = places[class].and_then(|place| jobs.list.get_mut(place)) else {
             return;
         };
@@ -71,16 +110,17 @@ pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>, logical: Logi
                 bytes: cut.min(piece.bytes - start),
             });
         }
-    })
+    };
+    each(&mut |lane| split(lane, &mut cut))
 }
 
-/// Calls `f` with every piece of every span, and with the number of its class.
-fn each_piece(plan: &Plan, bases: Bases<'_>, logical: Logical, mut f: impl FnMut(usize, Lane)) -> Result<()> {
+/// Calls `f` with every span of a plan.
+fn each_of_plan(plan: &Plan, bases: Bases<'_>, logical: Logical, f: &mut dyn FnMut(Lane)) -> Result<()> {
     let mut failed: Option<Error> = None;
     let mut next = 0;
     let _ = plan.walk(0..plan.unit_count(), |run| {
         match whole(&run, bases, logical, next) {
-            Ok(lane) => split(lane, &mut f),
+            Ok(lane) => f(lane),
             Err(error) => {
                 failed = Some(error);
                 return ControlFlow::Break(());

@@ -12,6 +12,7 @@ mod memory;
 mod order;
 mod queue;
 mod sharing;
+mod staging;
 mod standin;
 
 use std::path::Path;

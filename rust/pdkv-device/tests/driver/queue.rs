@@ -8,7 +8,7 @@ use pdkv_device::kernels::{Jobs, PageTables, Wishes};
 
 use crate::allocations::allocations;
 use crate::caches::{Pair, Wish};
-use crate::standin::{ALONE, IMAGE, alive, calls, since, whole};
+use crate::standin::{ALONE, IMAGE, alive, calls, fail, hold, reset, since, whole};
 
 fn queue(context: &Context) -> CopyQueue {
     // SAFETY: the stand-in's image, whole; its kernels are those of this release.
@@ -278,4 +278,78 @@ fn a_queue_that_goes_waits_for_what_is_under_way() {
     pair.check(&stream);
     drop((pair, stream, context));
     assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+}
+
+#[test]
+fn a_driver_that_does_not_tell_has_not_said_that_a_post_passed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let living = alive(path);
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
+    // As while somebody captures a graph: the call fails, the copy goes on.
+    for (call, name) in [(c"cuEventQuery", "a look"), (c"cuEventRecord", "no event")] {
+        pair.reset(&stream);
+        hold(path, 1);
+        fail(path, call, 1, 900);
+        let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+        assert!(!queue.passed(ticket).unwrap(), "{name}");
+        assert!(!queue.passed(ticket).unwrap(), "{name}");
+        hold(path, 0);
+        fail(path, c"cuStreamSynchronize", 1, 900);
+        queue.wait(ticket).unwrap();
+        reset(path);
+        pair.check(&stream);
+    }
+    // Nor does a queue that goes let its tables go before it knows.
+    pair.reset(&stream);
+    post(&mut queue, &pair, Wishes::default()).unwrap();
+    fail(path, c"cuStreamSynchronize", 1, 900);
+    drop(queue);
+    reset(path);
+    pair.check(&stream);
+    drop((pair, stream, context));
+    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+}
+
+#[test]
+fn a_post_that_failed_is_told_when_it_is_over_and_a_dead_context_at_once() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let context = driver.device(0).unwrap().context().unwrap();
+    let mut queue = queue(&context);
+    let stream = queue.stream().clone();
+    let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
+    // The tables are on their way when the launch is refused.
+    hold(path, 1);
+    fail(path, c"cuLaunchKernel", 1, 1);
+    let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+    assert!(!queue.passed(ticket).unwrap());
+    hold(path, 0);
+    let error = queue.wait(ticket).unwrap_err();
+    assert!(error.message().contains("`cuLaunchKernel` returned `1`"), "{error}");
+    assert!(queue.passed(ticket).unwrap(), "it is said once");
+    // What was not brought is not known: the same lanes go up again.
+    let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+    queue.wait(ticket).unwrap();
+    pair.check(&stream);
+    fail(path, c"run", 1, 719);
+    let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
+    for _ in 0..2 {
+        let error = queue.wait(ticket).unwrap_err();
+        assert!(error.message().contains("returned `719`"), "{error}");
+    }
+    // SAFETY: nothing is posted.
+    let error = unsafe { queue.post(&pair.jobs, Wishes::default(), None) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(queue.is_broken() && queue.is_settled());
+    // A dead context stays dead: nothing that was asked in it may run when the stand-in is made whole again.
+    drop((pair, queue, stream, context));
+    reset(path);
 }

@@ -200,6 +200,9 @@ API standin_fail(const char *call, int nth, int status) {
 API standin_reset() {
     std::unique_lock<std::mutex> guard(lock);
     failures.clear();
+    // What was asked in a dead context never happens.
+    if (sticky)
+        for (const auto &[handle, stream] : streams) stream->steps.clear(), stream->done = stream->asked;
     return std::exchange(sticky, 0);
 }
 // Memory as an allocator with expandable segments makes it: `count` allocations of `granules` x 2 MiB, mapped side by side, that allow `types`

@@ -1,10 +1,12 @@
 //! Spans of any lengths and places: a few launches move them all, byte for byte as the planner walks them.
 
 use std::cell::RefCell;
+use std::ops::ControlFlow;
 
+use pdkv_core::ErrorKind;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
-use pdkv_device::kernels::{DeviceFacts, Entry, Jobs, Logical, Wishes, launches};
+use pdkv_device::kernels::{DeviceFacts, Entry, Jobs, Logical, Run, Wishes, launches};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -153,12 +155,37 @@ fn long_spans_among_short_ones_are_cut() {
 }
 
 #[test]
+fn runs_are_spans_whose_addresses_are_known() {
+    let list: Vec<Wish> = (0..60).map(|number| (number * 37, number * 111, number % 3)).collect();
+    let plan = plan(&list).0;
+    let (src, dst) = ([1 << 40, 1 << 41], 1 << 42);
+    let expected = Jobs::of(&plan, &src, &[dst], Logical::Plan).unwrap();
+    let mut runs = Vec::new();
+    let _ = plan.walk(0..plan.unit_count(), |run| {
+        runs.push(Run {
+            src: src[run.src.region as usize] + run.src.offset,
+            dst: dst + run.dst.offset,
+            bytes: run.len,
+        });
+        ControlFlow::Continue(())
+    });
+    let mut jobs = Jobs::default();
+    for _ in 0..2 {
+        jobs.fill_runs(&runs).unwrap();
+        assert_eq!(jobs.list, expected.list);
+    }
+    runs[5].src = u64::MAX - 1;
+    let error = jobs.fill_runs(&runs).unwrap_err();
+    assert_eq!((error.kind(), jobs.list.len()), (ErrorKind::Region, 0));
+}
+
+#[test]
 fn a_region_without_an_address_is_refused_and_nothing_is_left() {
     let mut jobs = Jobs::default();
     let (plan, _) = plan(&[(64, 0, 0), (64, 64, 0)]);
     for (src, dst) in [(&[1 << 40][..], &[1 << 42][..]), (&[1 << 40, u64::MAX], &[1 << 42])] {
         let error = jobs.fill(&plan, src, dst, Logical::Plan).unwrap_err();
-        assert_eq!(error.kind(), pdkv_core::ErrorKind::Region);
+        assert_eq!(error.kind(), ErrorKind::Region);
         assert!(jobs.list.is_empty());
     }
 }

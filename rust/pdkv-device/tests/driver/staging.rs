@@ -1,0 +1,185 @@
+//! Host memory between a device and a link: what is packed comes out again, by either path, and no more is held than was allowed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use pdkv_core::ErrorKind;
+use pdkv_device::cuda::{
+    DeviceRegion, Driver, Gpu, HostDirection, HostPath, HostPaths, Kernels, Sources, Staging, has_batch,
+};
+
+use crate::standin::{ALONE, IMAGE, calls, fail, reset, variant, whole};
+
+const BYTES: u64 = 300_000;
+
+/// A GPU of the stand-in with its kernels.
+fn gpu(driver: &Driver) -> Gpu {
+    let gpu = Gpu::open_on(driver, 0).unwrap();
+    let image = std::env::temp_dir().join(format!("pdkv-staging-image-{}", std::process::id()));
+    std::fs::write(&image, IMAGE).unwrap();
+    let sources = Sources {
+        named: Some(image.clone()),
+        ..Sources::of_process()
+    };
+    gpu.kernels_from(&sources).unwrap();
+    std::fs::remove_file(&image).unwrap();
+    gpu
+}
+
+fn region(gpu: &Gpu, seed: u64) -> (Arc<DeviceRegion>, Vec<u8>) {
+    let bytes: Vec<u8> = (0..BYTES).map(|at| ((at * 31 + at / 251) ^ seed) as u8).collect();
+    let region = DeviceRegion::allocate(gpu, BYTES).unwrap();
+    region.write_at(0, &bytes).unwrap();
+    (region, bytes)
+}
+
+/// Uneven pieces of a region, apart, in descending order: offset and bytes.
+fn pieces() -> Vec<(u64, u64)> {
+    let mut at = 0;
+    let mut list = Vec::new();
+    for number in 0..60_u64 {
+        let len = [1, 16, 4096, 37, 10_000][number as usize % 5];
+        list.push((at, len));
+        at += len + number % 3;
+    }
+    assert!(at <= BYTES);
+    list.reverse();
+    list
+}
+
+#[test]
+fn what_is_packed_comes_out_elsewhere() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = gpu(&driver);
+    let never = AtomicBool::new(false);
+    let (from, bytes) = region(&gpu, 0);
+    let (to, untouched) = region(&gpu, 0x55);
+    for way in [HostPath::Kernel, HostPath::Batch] {
+        to.write_at(0, &untouched).unwrap();
+        let staging = Staging::forced(&gpu, 256 << 10, HostPaths::always(way));
+        let before = calls(path).get("cuMemcpyBatchAsync").copied().unwrap_or(0);
+        let mut stage = staging.take(&never).unwrap();
+        let mut packed: Vec<u8> = Vec::new();
+        for &(offset, len) in &pieces() {
+            assert_eq!(stage.push(&from, offset, len).unwrap(), len);
+            packed.extend(&bytes[offset as usize..][..len as usize]);
+        }
+        stage.pack().unwrap();
+        let mut found = vec![0; packed.len()];
+        assert_eq!(stage.bytes(), packed.len() as u64);
+        stage.host().unwrap().read_at(0, &mut found).unwrap();
+        assert!(found == packed, "{way:?}");
+        stage.clear();
+        for &(offset, len) in &pieces() {
+            stage.push(&to, offset, len).unwrap();
+        }
+        stage.unpack().unwrap();
+        let mut expected = untouched.clone();
+        for &(offset, len) in &pieces() {
+            let (from, to) = (offset as usize, (offset + len) as usize);
+            expected[from..to].copy_from_slice(&bytes[from..to]);
+        }
+        let mut found = vec![0; BYTES as usize];
+        to.read_at(0, &mut found).unwrap();
+        assert!(found == expected, "{way:?}");
+        let batches = calls(path).get("cuMemcpyBatchAsync").copied().unwrap_or(0) - before;
+        assert_eq!(batches, if way == HostPath::Batch { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn stages_are_bounded_shared_and_waited_for() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let gpu = gpu(&driver);
+    let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
+    let (from, _) = region(&gpu, 0);
+    let staging = Staging::forced(&gpu, 100_000, HostPaths::always(HostPath::Kernel));
+    assert_eq!(staging.bytes(), 100_000);
+    let mut only = staging.take(&never).unwrap();
+    // As much as there is room for, and no more.
+    assert_eq!(only.push(&from, 0, 99_000).unwrap(), 99_000);
+    assert_eq!(only.push(&from, 99_000, 99_000).unwrap(), 1000);
+    assert_eq!(only.push(&from, 100_000, 1).unwrap(), 0);
+    let error = only.push(&from, BYTES - 1, 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Region);
+    let error = staging.take(&stopped).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TransferCancelled);
+    // Whoever waits gets it when it is free, and finds nothing of the last user's in it.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| staging.take(&never).map(|stage| stage.bytes()));
+        drop(only);
+        assert_eq!(waiting.join().unwrap().unwrap(), 0);
+    });
+    // Who waits looks at the flag.
+    let taken = staging.take(&never).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| staging.take(&stop).map(drop));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(
+            waiting.join().unwrap().unwrap_err().kind(),
+            ErrorKind::TransferCancelled
+        );
+    });
+    drop(taken);
+}
+
+#[test]
+fn a_stage_whose_copy_failed_is_replaced() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = gpu(&driver);
+    let never = AtomicBool::new(false);
+    let (from, _) = region(&gpu, 0);
+    let staging = Staging::forced(&gpu, 64 << 10, HostPaths::always(HostPath::Kernel));
+    let mut stage = staging.take(&never).unwrap();
+    stage.push(&from, 0, 1000).unwrap();
+    fail(path, c"cuLaunchKernel", 1, 1);
+    let error = stage.pack().unwrap_err();
+    reset(path);
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(error.message().contains("`cuLaunchKernel` returned `1`"), "{error}");
+    assert_eq!(stage.pack().unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(stage.host().unwrap_err().kind(), ErrorKind::Device);
+    drop(stage);
+    let mut stage = staging.take(&never).unwrap();
+    stage.push(&from, 0, 1000).unwrap();
+    stage.pack().unwrap();
+}
+
+#[test]
+fn what_is_faster_is_measured_once_and_never_guessed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    // SAFETY: the stand-in's image, whole; its kernels are those of this release.
+    let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
+    let launches = || calls(path)["cuLaunchKernel"];
+    assert!(has_batch(gpu.context()));
+    let before = launches();
+    let first = HostPaths::of(&kernels).unwrap();
+    let measured = launches();
+    assert!(measured > before);
+    let again = HostPaths::of(&kernels).unwrap();
+    assert_eq!((again, launches()), (first, measured));
+    // Without batches there is nothing to measure.
+    let Some(old) = variant("without-batches", &["PDKV_STANDIN_VERSION=12040"]) else {
+        return;
+    };
+    let gpu = Gpu::open_on(&Driver::open_at(&old).unwrap(), 0).unwrap();
+    // SAFETY: as above.
+    let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
+    let paths = HostPaths::of(&kernels).unwrap();
+    assert_eq!(paths, HostPaths::always(HostPath::Kernel));
+    assert_eq!(paths.choose(HostDirection::ToDevice, 1 << 30, 1), HostPath::Kernel);
+}
