@@ -88,6 +88,7 @@ functions! {
         fn cuDeviceCanAccessPeer(*mut c_int, CuDevice, CuDevice) -> c_int;
         fn cuCtxEnablePeerAccess(CuContext, c_uint) -> c_int;
         fn cuDevicePrimaryCtxRetain(*mut CuContext, CuDevice) -> c_int;
+        fn cuDevicePrimaryCtxGetState(CuDevice, *mut c_uint, *mut c_int) -> c_int;
         fn cuDevicePrimaryCtxRelease_v2(CuDevice) -> c_int;
         fn cuCtxPushCurrent_v2(CuContext) -> c_int;
         fn cuCtxPopCurrent_v2(*mut CuContext) -> c_int;

@@ -115,6 +115,19 @@ impl Device {
         })
     }
 
+    /// Whether somebody in this process has made its primary context.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn in_use(&self) -> Result<bool> {
+        let (mut flags, mut active) = (0, 0);
+        let ask = self.driver.functions().cuDevicePrimaryCtxGetState;
+        // SAFETY: two integers of ours to write to, and a device that the driver named.
+        let status = unsafe { ask(self.handle, &raw mut flags, &raw mut active) };
+        self.driver.check("cuDevicePrimaryCtxGetState", status)?;
+        Ok(active != 0)
+    }
+
     /// Its primary context, the one that torch and all of CUDA's runtime use.
     ///
     /// # Errors

@@ -45,7 +45,12 @@ impl Driver {
     /// `Unsupported` when there is none, it is older than 12.0, does not start, shows no device, or was started before this process was
     /// forked.
     pub fn open() -> Result<Self> {
-        Self::open_at(&library())
+        Self::open_at(&library()).map_err(|error| match std::env::var_os(LIBRARY_SETTING) {
+            Some(name) if error.hint().is_none() && !name.is_empty() => {
+                error.with_hint(format!("the environment names it by {LIBRARY_SETTING}"))
+            }
+            _ => error,
+        })
     }
 
     /// The driver at a path.

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use pdkv_core::Result;
+use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
-use super::driver;
+use super::driver::{self, Driver};
 use super::numbers as n;
 
 type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
@@ -41,6 +41,31 @@ pub(super) fn identity(context: &Context, address: u64) -> Option<u64> {
         (unsafe { ask((&raw mut id).cast(), attribute, address) } == 0).then_some(id)
     };
     of(n::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID).or_else(|| of(n::CU_POINTER_ATTRIBUTE_BUFFER_ID))
+}
+
+/// The same where a driver wants to be asked in a context: in those that the process has. Without any nobody has memory.
+///
+/// # Errors
+/// As [`Gpu::open`](super::Gpu::open), and `Device` when the driver fails.
+pub(super) fn raw_in_a_context(address: u64, attribute: c_int) -> Result<Option<u64>> {
+    let driver = Driver::open()?;
+    for ordinal in 0..driver.device_count()? {
+        let device = driver.device(ordinal)?;
+        if !device.in_use()? {
+            continue;
+        }
+        let context = device.context()?;
+        let _entered = context.enter()?;
+        if let Some(found) = raw(address, attribute).map_err(|status| failed(address, status))? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn failed(address: u64, status: c_int) -> Error {
+    let message = format!("`cuPointerGetAttribute` returned `{status}` for `{address:#x}`");
+    Error::new(ErrorKind::Device, "look an address up", message).with("status", status)
 }
 
 /// The allocation, or the one mapping of several that lie side by side, which holds an address: where it begins, and its bytes.

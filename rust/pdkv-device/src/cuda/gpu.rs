@@ -95,18 +95,17 @@ impl Gpu {
     /// # Errors
     /// `Unsupported` for managed memory and where the driver cannot be used, `Device` when it fails.
     pub fn holding(address: u64) -> Result<Option<Self>> {
-        let known = facts::raw(address, n::CU_POINTER_ATTRIBUTE_MEMORY_TYPE).map_err(|status| {
-            let message = format!("`cuPointerGetAttribute` returned `{status}` for `{address:#x}`");
-            Error::new(ErrorKind::Device, LOOK, message).with("status", status)
-        })?;
+        let ask = |attribute| match facts::raw(address, attribute) {
+            Err(n::CUDA_ERROR_INVALID_CONTEXT) => facts::raw_in_a_context(address, attribute),
+            answer => answer.map_err(|status| facts::failed(address, status)),
+        };
+        let known = ask(n::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
         match known.map(|kind| kind as u32) {
             Some(n::CU_MEMORYTYPE_DEVICE | n::CU_MEMORYTYPE_UNIFIED) => {}
             _ => return Ok(None),
         }
-        let ordinal = facts::raw(address, n::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            .ok()
-            .flatten()
-            .and_then(|number| u32::try_from(number as c_int).ok());
+        let ordinal = ask(n::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        let ordinal = ordinal.and_then(|number| u32::try_from(number as c_int).ok());
         let gpu = Self::open(ordinal.unwrap_or(0))?;
         match pointer_facts(gpu.context(), address)?.map(|facts| facts.kind) {
             Some(MemoryKind::Device) if ordinal.is_some() => Ok(Some(gpu)),

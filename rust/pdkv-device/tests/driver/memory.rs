@@ -204,6 +204,11 @@ fn stranger() {
     assert!(Gpu::by_uuid([0; 16]).unwrap().is_none());
     let path = std::env::var("PDKV_CUDA_LIBRARY").unwrap();
     let memory = DeviceRegion::allocate(&gpu, 100).unwrap();
+    let error = DeviceRegion::allocate(&gpu, 100).unwrap_err();
+    assert!(
+        error.message().contains("OUT_OF_MEMORY"),
+        "the environment says what fails: {error}"
+    );
     let pinned = PinnedBuffer::new(gpu.context(), 64).unwrap();
     let found = |address| Gpu::holding(address).unwrap().map(|gpu| gpu.ordinal());
     assert_eq!(found(memory.address() + 99), Some(1));
@@ -211,6 +216,8 @@ fn stranger() {
     let managed = other_memory(path.as_ref(), 0, 64, 1);
     assert_eq!(Gpu::holding(managed).unwrap_err().kind(), ErrorKind::Unsupported);
     let next = Gpu::open(0).unwrap();
+    let missing = std::thread::spawn(move || Gpu::holding(plain)).join().unwrap();
+    assert!(missing.unwrap().is_none(), "threads without a context ask as well");
     let refused = next.reaches(&gpu).unwrap_err();
     assert!(refused.contains("no peer access"), "{refused}");
 
@@ -242,10 +249,18 @@ fn the_environment_names_the_driver_and_forks_are_refused() {
         return;
     };
     let path = path.to_str().unwrap();
-    let environment = [(MADE, path), ("PDKV_CUDA_LIBRARY", path), ("PDKV_STANDIN_PEERS", "0")];
-    let mut other = Other::start_with("memory::stranger", &environment);
-    assert_eq!(other.word(), 1);
-    assert!(other.child.wait().unwrap().success());
+    for strict in ["0", "1"] {
+        let environment = [
+            (MADE, path),
+            ("PDKV_CUDA_LIBRARY", path),
+            ("PDKV_STANDIN_PEERS", "0"),
+            ("PDKV_STANDIN_STRICT", strict),
+            ("PDKV_STANDIN_FAIL", "cuMemCreate:2:2,cuMemAlloc_v2:1:2"),
+        ];
+        let mut other = Other::start_with("memory::stranger", &environment);
+        assert_eq!(other.word(), 1);
+        assert!(other.child.wait().unwrap().success());
+    }
 }
 
 /// In a process of its own: the CPU goes where only the device may.

@@ -91,6 +91,12 @@ API cuDevicePrimaryCtxRetain(void **context, int ordinal) {
     *context = &contexts[device];
     return 0;
 }
+API cuDevicePrimaryCtxGetState(int ordinal, unsigned *flags, int *active) {
+    CALL(cuDevicePrimaryCtxGetState);
+    const auto found = contexts.find(settings.visible[ordinal]);
+    *flags = 0, *active = found != contexts.end() && found->second.retained > 0;
+    return 0;
+}
 API cuDevicePrimaryCtxRelease_v2(int ordinal) {
     CALL(cuDevicePrimaryCtxRelease_v2);
     --contexts[settings.visible[ordinal]].retained;

@@ -211,15 +211,17 @@ int tell(int attribute, void *value, u64 address) {
 
 }  // namespace
 
-// Neither needs a context.
+// Neither needs a context, unless the stand-in is told so.
 API cuPointerGetAttributes(unsigned count, const int *attributes, void *const *values, u64 address) {
     CALL(cuPointerGetAttributes);
+    if (settings.strict && entered.empty()) return 201;
     for (unsigned at = 0; at < count; ++at)
         if (const int status = tell(attributes[at], values[at], address)) return status;
     return 0;
 }
 API cuPointerGetAttribute(void *value, int attribute, u64 address) {
     CALL(cuPointerGetAttribute);
+    if (settings.strict && entered.empty()) return 201;
     return find(address) || find_host(address) ? tell(attribute, value, address) : 1;
 }
 API cuMemGetAddressRange_v2(u64 *base, std::size_t *bytes, u64 address) {
