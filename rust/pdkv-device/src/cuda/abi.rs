@@ -92,6 +92,8 @@ functions! {
         fn cuDevicePrimaryCtxRelease_v2(CuDevice) -> c_int;
         fn cuCtxPushCurrent_v2(CuContext) -> c_int;
         fn cuCtxPopCurrent_v2(*mut CuContext) -> c_int;
+        fn cuCtxSynchronize() -> c_int;
+        fn cuThreadExchangeStreamCaptureMode(*mut c_int) -> c_int;
         fn cuModuleLoadData(*mut CuModule, *const c_void) -> c_int;
         fn cuModuleUnload(CuModule) -> c_int;
         fn cuModuleGetFunction(*mut CuFunction, CuModule, *const c_char) -> c_int;
@@ -113,6 +115,7 @@ functions! {
         fn cuStreamDestroy_v2(CuStream) -> c_int;
         fn cuStreamSynchronize(CuStream) -> c_int;
         fn cuStreamQuery(CuStream) -> c_int;
+        fn cuStreamIsCapturing(CuStream, *mut c_int) -> c_int;
         fn cuStreamWaitEvent(CuStream, CuEvent, c_uint) -> c_int;
         fn cuStreamWriteValue64_v2(CuStream, CuPointer, u64, c_uint) -> c_int;
         fn cuEventCreate(*mut CuEvent, c_uint) -> c_int;

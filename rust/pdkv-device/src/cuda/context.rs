@@ -1,7 +1,9 @@
 //! The primary context of a device, and being in it.
 //!
-//! A thread of the caller's keeps the context that it has: each call here enters and leaves again.
+//! A thread of the caller's keeps the context that it has: each call here enters and leaves again. While it is in, the thread says that its calls are no
+//! part of any CUDA graph that somebody captures, or else most of them would fail, and the capture with them.
 
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use pdkv_core::Result;
 use super::abi::{CuContext, Functions};
 use super::device::Device;
 use super::driver::Driver;
+use super::numbers::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 /// A retained primary context; released with its last clone. Everything made in it keeps it.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ unsafe impl Sync for Retained {}
 /// The thread is in a context as long as this lives.
 pub(super) struct Entered<'a> {
     driver: &'a Driver,
+    /// How the thread stood to captures before.
+    capture: c_int,
     /// What is left is the thread's own stack of contexts.
     thread: PhantomData<*mut ()>,
 }
@@ -59,6 +64,17 @@ impl Context {
         self.driver().functions()
     }
 
+    /// Waits for all that is asked of the device in this context, by anybody in the process.
+    ///
+    /// # Errors
+    /// `Device` when something has failed there, or the driver cannot wait now: while somebody captures a graph.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: no arguments; the context is entered.
+        let status = unsafe { (self.functions().cuCtxSynchronize)() };
+        self.driver().check("cuCtxSynchronize", status)
+    }
+
     pub(super) fn handle(&self) -> CuContext {
         self.0.handle
     }
@@ -70,10 +86,16 @@ impl Context {
         // SAFETY: a context that is retained as long as `self` lives, which the result borrows.
         let status = unsafe { (driver.functions().cuCtxPushCurrent_v2)(self.0.handle) };
         driver.check("cuCtxPushCurrent_v2", status)?;
-        Ok(Entered {
+        let mut capture = CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: an integer of ours, which is exchanged for the thread's own.
+        let status = unsafe { (driver.functions().cuThreadExchangeStreamCaptureMode)(&raw mut capture) };
+        let entered = Entered {
             driver,
+            capture,
             thread: PhantomData,
-        })
+        };
+        driver.check("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(entered)
     }
 
     /// Enters for a destructor, which has nobody to tell and must not leave a handle behind for want of a context.
@@ -84,6 +106,8 @@ impl Context {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        // SAFETY: an integer of ours, with what the thread had.
+        unsafe { (self.driver.functions().cuThreadExchangeStreamCaptureMode)(&raw mut self.capture) };
         let mut left = std::ptr::null_mut();
         // SAFETY: this thread pushed a context and everything entered since has been left; a pointer of ours to write to.
         unsafe { (self.driver.functions().cuCtxPopCurrent_v2)(&raw mut left) };

@@ -40,6 +40,7 @@ struct Registered {
 static REGISTERED: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 const REGISTER: &str = "register host memory with the GPU";
+const WHOLE: &str = "register the whole of the memory with pdkv first";
 
 impl HostAccess {
     /// Gives a GPU access to a host region. Memory that is not pinned yet is registered with the driver, whole: for a part of a region the region
@@ -100,7 +101,7 @@ impl Registration {
                 start: entry.start,
             }));
         }
-        if pinned(context, start)? && pinned(context, end - 1)? {
+        if pinned(context, start, end)? {
             return Ok(None);
         }
         register(gpu, start, end, writable)?;
@@ -133,22 +134,31 @@ impl Drop for Registration {
         registered.swap_remove(at);
         if let Some(_entered) = self.context.enter_to_drop() {
             let unregister = self.context.functions().cuMemHostUnregister;
-            // SAFETY: registered by us at this address, and nobody holds it any more; the driver waits for what still uses it.
+            // SAFETY: registered by us at this address, and nobody holds it any more: whoever asks the device for anything there holds it until
+            // that is over.
             unsafe { unregister(std::ptr::with_exposed_provenance_mut(self.start as usize)) };
         }
     }
 }
 
-/// Whether the driver knows host memory already.
-fn pinned(context: &Context, address: u64) -> Result<bool> {
-    match pointer_facts(context, address)?.map(|facts| facts.kind) {
-        None => Ok(false),
-        Some(MemoryKind::Host) => Ok(true),
-        Some(_) => {
+/// Whether the driver knows host memory already, from end to end as one.
+fn pinned(context: &Context, start: u64, end: u64) -> Result<bool> {
+    for address in [start, end - 1] {
+        let Some(facts) = pointer_facts(context, address)? else {
+            continue;
+        };
+        if facts.kind != MemoryKind::Host {
             let message = format!("the memory at `{address:#x}` is no host memory");
-            Err(Error::new(ErrorKind::Region, REGISTER, message))
+            return Err(Error::new(ErrorKind::Region, REGISTER, message));
         }
+        if facts.base <= start && end - facts.base <= facts.len {
+            return Ok(true);
+        }
+        let message =
+            format!("a part of the memory at `{start:#x}` is pinned or registered already, the rest is not, or apart");
+        return Err(Error::new(ErrorKind::Unsupported, REGISTER, message).with_hint(WHOLE));
     }
+    Ok(false)
 }
 
 fn register(gpu: &Gpu, start: u64, end: u64, writable: bool) -> Result<()> {
@@ -174,8 +184,7 @@ fn register(gpu: &Gpu, start: u64, end: u64, writable: bool) -> Result<()> {
     checked.map_err(|error| {
         let error = error.with("bytes", end - start);
         if status == n::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
-            return error
-                .with_hint("a part of the memory is registered already: register the whole of it with pdkv first");
+            return error.with_hint(WHOLE);
         }
         error
     })

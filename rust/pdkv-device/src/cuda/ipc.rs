@@ -38,8 +38,7 @@ impl IpcHandle {
     }
 }
 
-/// An allocation of another process, mapped. Whoever opens it again in this process shares the mapping; it goes with its last holder, which
-/// waits for the device.
+/// An allocation of another process, mapped. Whoever opens it again in this process shares the mapping; it goes with its last holder.
 #[derive(Debug)]
 pub struct IpcMapping {
     context: Context,
@@ -130,7 +129,7 @@ impl Drop for IpcMapping {
         open[at].holders -= 1;
         if open[at].holders == 0 {
             open.swap_remove(at);
-            // SAFETY: mapped by us, and nobody holds it any more; the driver waits for what still uses it.
+            // SAFETY: mapped by us, and nobody holds it any more: whoever asks the device for anything there holds it until that is over.
             unsafe { (self.context.functions().cuIpcCloseMemHandle)(self.address) };
         }
     }

@@ -16,7 +16,7 @@ use super::share::{Handle, SharedExtent};
 use super::vmm::{Allocation, Reservation, granularity};
 use crate::region::check_range;
 
-/// A region of another process, whole; unmapped with its last holder, which waits for the device.
+/// A region of another process, whole; unmapped with its last holder, which may wait for the device.
 #[derive(Debug)]
 pub struct DeviceMapping {
     gpu: Gpu,
@@ -163,7 +163,9 @@ impl Laying {
         let owner = allocation.ordinal()?;
         if let Laid::Nothing = self.laid {
             let granularity = granularity(self.gpu.context(), owner.unwrap_or(self.gpu.ordinal()))?;
+            // Allocations are mapped whole, so the last one may reach past the region; most often it is as long as the first.
             let whole = extent.offset.checked_add(self.region_len);
+            let whole = whole.and_then(|whole| whole.checked_add(extent.allocation_len));
             let whole = whole.and_then(|whole| whole.checked_next_multiple_of(granularity));
             let whole = whole.ok_or_else(|| Error::new(ErrorKind::Region, MAP, "the region has no end"))?;
             self.laid = Laid::Allocations {
@@ -189,10 +191,16 @@ impl Laying {
         }
         let end = extent.offset + extent.len;
         let at = *offset + self.reached - extent.offset;
-        let len = end.next_multiple_of(*granularity);
-        if len > extent.allocation_len || !at.is_multiple_of(*granularity) {
+        if !extent.allocation_len.is_multiple_of(*granularity) || !at.is_multiple_of(*granularity) {
             return Err(side_by_side("an allocation is no multiple of what the GPU maps"));
         }
+        // A part of an allocation where the whole has no room behind the region.
+        let room = reservation.len() - at;
+        let len = if extent.allocation_len <= room {
+            extent.allocation_len
+        } else {
+            end.next_multiple_of(*granularity)
+        };
         *open = end == extent.allocation_len;
         reservation.map(at, len, &allocation)?;
         let ordinal = self.gpu.ordinal();

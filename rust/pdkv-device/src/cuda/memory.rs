@@ -6,6 +6,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
 use super::stream::Stream;
+use super::verdict::is_dead;
 
 /// Memory of a device, freed when dropped. Freeing waits for the device.
 #[derive(Debug)]
@@ -68,10 +69,8 @@ impl DeviceBuffer {
     /// `Region` when they do not fit, `Device` when the driver fails.
     pub fn write(&self, stream: &Stream, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check("write", offset, bytes.len())?;
-        let source = bytes.as_ptr().expose_provenance() as u64;
-        // SAFETY: both ranges are live, the device's by the check just made, until the wait below.
-        unsafe { copy_async(stream, self.address + offset as u64, source, bytes.len()) }?;
-        stream.synchronize()
+        // SAFETY: inside this buffer by the check just made, which is borrowed until the copy is over.
+        unsafe { put(stream, self.address + offset as u64, bytes) }
     }
 
     /// Copies bytes at `offset` to the host, and waits until that is done.
@@ -80,10 +79,8 @@ impl DeviceBuffer {
     /// `Region` when they do not lie inside, `Device` when the driver fails.
     pub fn read(&self, stream: &Stream, offset: usize, bytes: &mut [u8]) -> Result<()> {
         self.check("read", offset, bytes.len())?;
-        let target = bytes.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: both ranges are live, the device's by the check just made, until the wait below.
-        unsafe { copy_async(stream, target, self.address + offset as u64, bytes.len()) }?;
-        stream.synchronize()
+        // SAFETY: inside this buffer by the check just made, which is borrowed until the copy is over.
+        unsafe { get(stream, self.address + offset as u64, bytes) }
     }
 
     /// Fills all of it, in the order of the stream.
@@ -188,6 +185,50 @@ pub(super) fn inside(operation: &'static str, whole: usize, offset: usize, len: 
     }
     let message = format!("`{len}` bytes at `{offset}` leave a buffer of `{whole}` bytes");
     Err(Error::new(ErrorKind::Region, operation, message))
+}
+
+/// Copies bytes to a device and waits. They go through memory of our own, which is left to the device for good when nobody can say that it is done.
+///
+/// # Errors
+/// `Device` when the driver fails.
+///
+/// # Safety
+/// The range must be live device memory, and nobody else may use it, until this returns; where it fails, as long as the device may still write.
+pub(super) unsafe fn put(stream: &Stream, dst: u64, bytes: &[u8]) -> Result<()> {
+    let own = bytes.to_vec();
+    let src = own.as_ptr().expose_provenance() as u64;
+    // SAFETY: the device's range is as the caller promises; ours lives until the device is done.
+    unsafe { copy_async(stream, dst, src, own.len()) }?;
+    let done = stream.synchronize();
+    leave_unless_done(own, &done);
+    done
+}
+
+/// Copies bytes from a device and waits, as [`put`].
+///
+/// # Errors
+/// `Device` when the driver fails.
+///
+/// # Safety
+/// The range must be live device memory, and nobody else may write it, until this returns.
+pub(super) unsafe fn get(stream: &Stream, src: u64, bytes: &mut [u8]) -> Result<()> {
+    let mut own = vec![0; bytes.len()];
+    let dst = own.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: the device's range is as the caller promises; ours lives until the device is done.
+    unsafe { copy_async(stream, dst, src, own.len()) }?;
+    let done = stream.synchronize();
+    if done.is_ok() {
+        bytes.copy_from_slice(&own);
+    }
+    leave_unless_done(own, &done);
+    done
+}
+
+fn leave_unless_done(own: Vec<u8>, done: &Result<()>) {
+    match done {
+        Err(error) if !is_dead(error) => std::mem::forget(own),
+        _ => drop(own),
+    }
 }
 
 /// Fills memory of our own, in the order of the stream. Freeing it waits for the device.

@@ -11,7 +11,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use super::facts::{MemoryKind, allocation_of, identity, pointer_facts};
 use super::gpu::{Gpu, managed};
 use super::mapping::DeviceMapping;
-use super::memory::{DeviceBuffer, copy_async, fill};
+use super::memory::{DeviceBuffer, fill, get, put};
 use super::vmm::{self, Reservation};
 use crate::region::check_range;
 
@@ -234,10 +234,8 @@ impl DeviceRegion {
     /// `Region` when the range does not lie inside, `Device` when the driver fails.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let source = self.at("read", offset, into.len() as u64)?;
-        let target = into.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the region is live and `into` is exclusively borrowed, until the wait below.
-        unsafe { copy_async(self.gpu.stream(), target, source, into.len()) }?;
-        self.gpu.stream().synchronize()
+        // SAFETY: inside this region, which is borrowed until the copy is over.
+        unsafe { get(self.gpu.stream(), source, into) }
     }
 
     /// Copies bytes in, and waits until that is done. Nothing that other streams do is waited for.
@@ -246,10 +244,8 @@ impl DeviceRegion {
     /// `Region` when the range does not lie inside, `Device` when the driver fails.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let target = self.at("write", offset, bytes.len() as u64)?;
-        let source = bytes.as_ptr().expose_provenance() as u64;
-        // SAFETY: the region is live and `bytes` is borrowed, until the wait below.
-        unsafe { copy_async(self.gpu.stream(), target, source, bytes.len()) }?;
-        self.gpu.stream().synchronize()
+        // SAFETY: inside this region, which is borrowed until the copy is over.
+        unsafe { put(self.gpu.stream(), target, bytes) }
     }
 
     /// The address of a checked range.

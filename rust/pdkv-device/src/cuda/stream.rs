@@ -8,8 +8,8 @@ use pdkv_core::Result;
 use super::abi::{CuEvent, CuStream};
 use super::context::Context;
 use super::numbers::{
-    CU_EVENT_BLOCKING_SYNC, CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
-    CU_STREAM_WRITE_VALUE_DEFAULT, CUDA_ERROR_NOT_READY,
+    CU_EVENT_BLOCKING_SYNC, CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_WRITE_VALUE_DEFAULT, CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
 };
 
 /// A stream. One of our own waits for nobody, the default stream included.
@@ -71,6 +71,24 @@ impl Stream {
 
     pub(super) fn handle(&self) -> CuStream {
         self.0.stream
+    }
+
+    /// Whether somebody captures what the stream is asked as a CUDA graph: then it does not happen now, and an event in it is one of the graph.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails.
+    pub fn capturing(&self) -> Result<bool> {
+        let context = self.context();
+        let _entered = context.enter()?;
+        let mut found = CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live handle, and an integer of ours to write to.
+        let status = unsafe { (context.functions().cuStreamIsCapturing)(self.handle(), &raw mut found) };
+        if status == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            // The default stream, while one that waits for it is captured.
+            return Ok(true);
+        }
+        context.driver().check("cuStreamIsCapturing", status)?;
+        Ok(found != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Makes what is asked from now on wait for an event. Blocks nobody.

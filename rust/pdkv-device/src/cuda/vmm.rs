@@ -10,6 +10,7 @@ use super::abi::{CuMemAccessDesc, CuMemAllocationProp, CuMemHandle, CuMemLocatio
 use super::context::Context;
 use super::device::Device;
 use super::numbers as n;
+use super::verdict::is_dead;
 
 /// A hold on an allocation; let go when dropped. The memory lives until nobody holds or maps it, in any process.
 #[derive(Debug)]
@@ -242,6 +243,11 @@ impl Reservation {
         self.address
     }
 
+    /// Bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// Maps the first `len` bytes of an allocation at `offset`.
     ///
     /// # Errors
@@ -291,11 +297,18 @@ pub(super) fn allow(context: &Context, address: u64, len: u64, ordinal: u32) -> 
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Some(_entered) = self.context.enter_to_drop() else {
+        // Unlike freeing, unmapping does not wait for those who use the memory, and they may be anybody's kernels. Where nobody can say that they are
+        // done, the memory is left to them for good.
+        let quiet = self.mapped.is_empty()
+            || self
+                .context
+                .synchronize()
+                .map_or_else(|error| is_dead(&error), |()| true);
+        let Some(_entered) = self.context.enter_to_drop().filter(|_| quiet) else {
             return;
         };
         for &(address, len) in &self.mapped {
-            // SAFETY: mapped by us, unmapped once; the driver waits for what still uses it.
+            // SAFETY: mapped by us, unmapped once, and nothing in this context uses it any more.
             unsafe { (self.context.functions().cuMemUnmap)(address, len as usize) };
         }
         // SAFETY: reserved by us, given back once, and nothing is mapped there any more.

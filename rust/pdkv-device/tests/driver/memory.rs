@@ -164,7 +164,8 @@ fn host_memory_is_registered_once_and_as_long_as_it_is_needed() {
     // SAFETY: the pool lives longer.
     let overlap = unsafe { HostRegion::from_raw(overlap, 2 << 20, Box::new(())) }.unwrap();
     let error = HostAccess::of(&gpu, &overlap).unwrap_err();
-    assert!(error.hint().unwrap().contains("registered already"), "{error:?}");
+    assert!(error.message().contains("registered already"), "{error}");
+    assert!(error.hint().unwrap().contains("the whole"), "{error:?}");
     drop(overlap);
     drop(more);
     assert_eq!(registered(), 0);
@@ -174,6 +175,12 @@ fn host_memory_is_registered_once_and_as_long_as_it_is_needed() {
     let region = unsafe { HostRegion::from_raw(pinned.address() + 8, 100, Box::new(())) }.unwrap();
     let access = HostAccess::of(&gpu, &region).unwrap();
     assert_eq!((access.device_address(), registered()), (pinned.address() + 8, 0));
+
+    // SAFETY: it is refused.
+    let beyond = unsafe { HostRegion::from_raw(pinned.address() + 8, 1 << 20, Box::new(())) }.unwrap();
+    let error = HostAccess::of(&gpu, &beyond).unwrap_err();
+    assert!(error.message().contains("pinned or registered already"), "{error}");
+    drop(beyond);
 
     let fd = pool.shared().unwrap().fd.try_clone_to_owned().unwrap();
     let readable = HostRegion::map_peer(fd, 1 << 20, false).unwrap();

@@ -4,10 +4,12 @@ use std::sync::PoisonError;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{
-    DeviceBuffer, DeviceRegion, Driver, Event, Gpu, PinnedBuffer, Stream, copy_async, copy_batch_async, has_batch,
+    DeviceBuffer, DeviceRegion, Driver, Event, Gpu, HostAccess, PinnedBuffer, Stream, copy_async, copy_batch_async,
+    has_batch,
 };
+use pdkv_device::{HostRegion, HugePages};
 
-use crate::standin::{ALONE, counts, fail, hold, reset, variant, whole};
+use crate::standin::{ALONE, capture, counts, fail, hold, kernel_copy, reset, variant, whole};
 
 /// Copies from one stream's memory to another's, with or without waiting, and says whether the bytes were there.
 fn hand_over(gpu: &Gpu, wait: bool) -> bool {
@@ -182,4 +184,62 @@ fn what_fails_on_the_device_shows_at_the_next_look() {
     let error = DeviceRegion::allocate(&gpu, 64).unwrap_err();
     assert!(error.message().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
     assert_eq!(counts(path)["depth"], 0);
+}
+
+#[test]
+fn a_capture_of_somebody_elses_goes_on() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let captured = Stream::new(gpu.context()).unwrap();
+    let other = Stream::new(gpu.context()).unwrap();
+    assert!(!captured.capturing().unwrap());
+    capture(path, captured.address(), true);
+    assert!(captured.capturing().unwrap() && !other.capturing().unwrap());
+    // SAFETY: the default stream is there as long as the context.
+    assert!(unsafe { Stream::foreign(gpu.context(), 0) }.capturing().unwrap());
+    let region = DeviceRegion::allocate(&gpu, 64).unwrap();
+    let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();
+    let access = HostAccess::of(&gpu, &pool).unwrap();
+    kernel_copy(&gpu, access.device_address(), region.address(), 64);
+    let event = Event::new(gpu.context()).unwrap();
+    event.record(&other).unwrap();
+    assert!(event.passed().unwrap());
+    drop((access, event));
+    assert_eq!(counts(path).get("broken captures"), None, "our calls are no part of it");
+    // Memory whose users cannot be waited for now is left to them.
+    let before = counts(path)["reservations"];
+    drop(region);
+    assert_eq!(counts(path)["reservations"], before);
+    capture(path, captured.address(), false);
+    drop(DeviceRegion::allocate(&gpu, 64).unwrap());
+    assert_eq!(counts(path)["reservations"], before);
+}
+
+#[test]
+fn memory_outlives_what_the_device_may_still_do_there() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let region = DeviceRegion::allocate(&gpu, 64).unwrap();
+    hold(path, 1);
+    fail(path, c"cuStreamSynchronize", 1, 900);
+    let mut bytes = [1; 64];
+    let error = region.read_at(0, &mut bytes).unwrap_err();
+    assert!(error.message().contains("returned `900`"), "{error}");
+    hold(path, 0);
+    gpu.stream().synchronize().unwrap();
+    assert_eq!(bytes, [1; 64], "what comes late does not come here");
+
+    // Somebody's kernel that still writes when a pool goes.
+    let stream = Stream::new(gpu.context()).unwrap();
+    let from = DeviceRegion::allocate(&gpu, 64).unwrap();
+    // SAFETY: the pool lives until the device is done, which is what is shown.
+    unsafe { copy_async(&stream, region.address(), from.address(), 64) }.unwrap();
+    drop(region);
+    assert!(stream.done().unwrap(), "a pool waits for its users");
 }

@@ -121,6 +121,7 @@ fn what_a_post_asks_of_the_driver_does_not_grow_with_the_layers() {
             ("cuEventRecord", 1),
             ("cuLaunchKernel", 1),
             ("cuMemcpyAsync", 1),
+            ("cuThreadExchangeStreamCaptureMode", 4),
         ]
     );
     assert_eq!(asked[0], asked[1]);

@@ -261,7 +261,8 @@ fn extents_that_cannot_be_are_refused() {
         ),
         (
             |extents| {
-                extents[0].allocation_len += 4096;
+                extents[0].len -= GRANULE;
+                extents[1].region_offset -= GRANULE;
             },
             ErrorKind::Unsupported,
             "ends inside its allocation",
@@ -269,7 +270,7 @@ fn extents_that_cannot_be_are_refused() {
         (
             |extents| {
                 extents[1].offset = 4096;
-                extents[1].allocation_len += 4096;
+                extents[1].allocation_len += GRANULE;
             },
             ErrorKind::Unsupported,
             "begins inside its allocation",

@@ -202,6 +202,14 @@ API standin_fail(const char *call, int nth, int status) {
     fail(call, nth, status);
     return 0;
 }
+// Somebody captures a graph (1) or no longer (0), of a stream if one is named.
+API standin_capture(u64 stream, int on) {
+    std::unique_lock<std::mutex> guard(lock);
+    capturing = on;
+    const auto found = streams.find(at(stream));
+    if (found != streams.end()) found->second->captured = on;
+    return 0;
+}
 // No more failures.
 API standin_reset() {
     std::unique_lock<std::mutex> guard(lock);

@@ -163,6 +163,13 @@ pub(crate) fn fail(path: &Path, call: &CStr, nth: c_int, status: c_int) {
     fail(call.as_ptr(), nth, status);
 }
 
+/// Somebody captures a graph, of a stream if one is named, or no longer.
+pub(crate) fn capture(path: &Path, stream: u64, on: bool) {
+    // SAFETY: the stand-in declares it so.
+    let call: extern "C" fn(u64, c_int) -> c_int = unsafe { std::mem::transmute(symbol(path, c"standin_capture")) };
+    call(stream, c_int::from(on));
+}
+
 /// No more failures, past ones forgotten.
 pub(crate) fn reset(path: &Path) {
     // SAFETY: the stand-in declares it so.

@@ -109,7 +109,6 @@ API cuMemHostRegister_v2(void *start, std::size_t bytes, unsigned flags) {
 }
 API cuMemHostUnregister(void *start) {
     CALL_IN_CONTEXT(cuMemHostUnregister);
-    progress_all(guard);
     const auto found = host_memory.find(address_of(start));
     if (found == host_memory.end() || found->second.own) return 713;
     host_memory.erase(found);
@@ -267,7 +266,6 @@ API cuIpcOpenMemHandle_v2(u64 *address, Handle handle, unsigned flags) {
 }
 API cuIpcCloseMemHandle(u64 address) {
     CALL_IN_CONTEXT(cuIpcCloseMemHandle);
-    progress_all(guard);
     const auto found = mappings.find(address);
     if (found == mappings.end() || found->second.kind != Kind::Ipc) return 1;
     --alive["mappings"];

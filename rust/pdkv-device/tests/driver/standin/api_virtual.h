@@ -100,7 +100,6 @@ API cuMemMap(u64 address, std::size_t bytes, std::size_t offset, u64 handle, u64
 }
 API cuMemUnmap(u64 address, std::size_t bytes) {
     CALL(cuMemUnmap);
-    progress_all(guard);
     const auto found = mappings.find(address);
     if (found == mappings.end() || found->second.kind != Kind::Laid || found->second.bytes != bytes) return 1;
     unmap(address);

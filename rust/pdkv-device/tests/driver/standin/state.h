@@ -125,11 +125,25 @@ int failing(const std::string &call) {
     return 0;
 }
 
+// Somebody captures a graph, in the mode that torch takes. Calls that might wait, or free, fail then, and break the capture, unless the thread says that
+// they are no part of it.
+bool capturing = setting("PDKV_STANDIN_CAPTURE", 0);
+thread_local int capture_mode = 0;
+const std::set<std::string> IN_NO_CAPTURE = {
+    "cuEventQuery",    "cuEventSynchronize", "cuStreamQuery",         "cuStreamSynchronize", "cuMemAlloc_v2",    "cuMemFree_v2",
+    "cuMemHostAlloc",  "cuMemFreeHost",      "cuMemHostRegister_v2",  "cuMemHostUnregister", "cuModuleLoadData", "cuModuleUnload",
+    "cuIpcCloseMemHandle", "cuIpcOpenMemHandle_v2", "cuMemCreate",    "cuMemMap",            "cuMemUnmap",       "cuMemSetAccess"};
+
 // How every call begins: only in the process that started the driver, and not after something has failed on the device.
 int begin(const char *call) {
     ++alive[std::string("calls ") + call];
     if (process != getpid()) return 3;  // CUDA_ERROR_NOT_INITIALIZED
     if (const int status = failing(call)) return status;
+    const bool anyway = std::strcmp(call, "cuCtxSynchronize") == 0;  // waits for the captured stream too
+    if (capturing && (anyway || (capture_mode != 2 && IN_NO_CAPTURE.count(call)))) {
+        ++alive["broken captures"];
+        return 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    }
     return sticky;
 }
 

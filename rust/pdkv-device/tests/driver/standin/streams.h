@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include <deque>
+#include <utility>
 
 #include "memory.h"
 
@@ -27,6 +28,7 @@ struct Stream {
     int device;
     std::size_t asked = 0, done = 0;
     std::deque<Step> steps;
+    bool captured = false;
 };
 
 struct Event {
@@ -45,12 +47,15 @@ thread_local std::vector<Context *> entered;
 std::map<void *, StreamPtr> streams;
 
 // 0, 1 and 2 are names of the default stream.
+bool address_is_default(void *handle) {
+    return reinterpret_cast<u64>(handle) <= 2;
+}
 StreamPtr stream_of(void *handle) {
     const auto found = streams.find(handle);
     if (found != streams.end()) return found->second;
-    if (reinterpret_cast<u64>(handle) > 2) return nullptr;
+    if (!address_is_default(handle)) return nullptr;
     StreamPtr &stream = entered.back()->default_stream;
-    if (!stream) stream = StreamPtr(new Stream{0, entered.back()->device, 0, 0, {}});
+    if (!stream) stream = StreamPtr(new Stream{0, entered.back()->device, 0, 0, {}, false});
     return stream;
 }
 
@@ -113,7 +118,7 @@ double now_ms() {
 
 API cuStreamCreate(void **handle, unsigned flags) {
     CALL_IN_CONTEXT(cuStreamCreate);
-    const StreamPtr stream(new Stream{flags, entered.back()->device, 0, 0, {}});
+    const StreamPtr stream(new Stream{flags, entered.back()->device, 0, 0, {}, false});
     *handle = stream.get();
     streams[*handle] = stream;
     ++alive["streams"];
@@ -144,6 +149,24 @@ API cuStreamQuery(void *handle) {
     if (stream->asked == stream->done) return 0;
     step(*stream);
     return sticky ? sticky : 600;
+}
+API cuStreamIsCapturing(void *handle, int *found) {
+    CALL_IN_CONTEXT(cuStreamIsCapturing);
+    const StreamPtr stream = stream_of(handle);
+    if (!stream) return 400;
+    if (capturing && address_is_default(handle)) return 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    *found = stream->captured;
+    return 0;
+}
+API cuThreadExchangeStreamCaptureMode(int *mode) {
+    CALL(cuThreadExchangeStreamCaptureMode);
+    std::swap(*mode, capture_mode);
+    return 0;
+}
+API cuCtxSynchronize() {
+    CALL_IN_CONTEXT(cuCtxSynchronize);
+    progress_all(guard);
+    return sticky;
 }
 API cuStreamWaitEvent(void *handle, void *event, unsigned flags) {
     CALL_IN_CONTEXT(cuStreamWaitEvent);
