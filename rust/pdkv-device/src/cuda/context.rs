@@ -32,8 +32,8 @@ unsafe impl Sync for Retained {}
 /// The thread is in a context as long as this lives.
 pub(super) struct Entered<'a> {
     driver: &'a Driver,
-    /// How the thread stood to captures before.
-    capture: c_int,
+    /// How the thread stood to captures before, once that was changed.
+    capture: Option<c_int>,
     /// What is left is the thread's own stack of contexts.
     thread: PhantomData<*mut ()>,
 }
@@ -67,7 +67,7 @@ impl Context {
     /// Waits for all that is asked of the device in this context, by anybody in the process.
     ///
     /// # Errors
-    /// `Device` when something has failed there, or the driver cannot wait now: while somebody captures a graph.
+    /// `Device` when something has failed there, or while somebody captures a graph in this context, which this breaks.
     pub(super) fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: no arguments; the context is entered.
@@ -86,15 +86,16 @@ impl Context {
         // SAFETY: a context that is retained as long as `self` lives, which the result borrows.
         let status = unsafe { (driver.functions().cuCtxPushCurrent_v2)(self.0.handle) };
         driver.check("cuCtxPushCurrent_v2", status)?;
+        let mut entered = Entered {
+            driver,
+            capture: None,
+            thread: PhantomData,
+        };
         let mut capture = CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: an integer of ours, which is exchanged for the thread's own.
         let status = unsafe { (driver.functions().cuThreadExchangeStreamCaptureMode)(&raw mut capture) };
-        let entered = Entered {
-            driver,
-            capture,
-            thread: PhantomData,
-        };
         driver.check("cuThreadExchangeStreamCaptureMode", status)?;
+        entered.capture = Some(capture);
         Ok(entered)
     }
 
@@ -106,8 +107,10 @@ impl Context {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // SAFETY: an integer of ours, with what the thread had.
-        unsafe { (self.driver.functions().cuThreadExchangeStreamCaptureMode)(&raw mut self.capture) };
+        if let Some(mut capture) = self.capture {
+            // SAFETY: an integer of ours, with what the thread had.
+            unsafe { (self.driver.functions().cuThreadExchangeStreamCaptureMode)(&raw mut capture) };
+        }
         let mut left = std::ptr::null_mut();
         // SAFETY: this thread pushed a context and everything entered since has been left; a pointer of ours to write to.
         unsafe { (self.driver.functions().cuCtxPopCurrent_v2)(&raw mut left) };

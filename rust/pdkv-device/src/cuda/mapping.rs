@@ -16,7 +16,8 @@ use super::share::{Handle, SharedExtent};
 use super::vmm::{Allocation, Reservation, granularity};
 use crate::region::check_range;
 
-/// A region of another process, whole; unmapped with its last holder, which may wait for the device.
+/// A region of another process, whole; unmapped with its last holder, who must have waited for what it
+/// asked the device to do there.
 #[derive(Debug)]
 pub struct DeviceMapping {
     gpu: Gpu,

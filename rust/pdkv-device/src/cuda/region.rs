@@ -12,6 +12,7 @@ use super::facts::{MemoryKind, allocation_of, identity, pointer_facts};
 use super::gpu::{Gpu, managed};
 use super::mapping::DeviceMapping;
 use super::memory::{DeviceBuffer, fill, get, put};
+use super::verdict::is_dead;
 use super::vmm::{self, Reservation};
 use crate::region::check_range;
 
@@ -43,7 +44,6 @@ pub(super) enum Backing {
     /// The region that this one is a part of.
     Whole(Arc<DeviceRegion>),
     /// Memory of another process.
-    #[expect(dead_code, reason = "held for its drop")]
     Peer(Arc<DeviceMapping>),
 }
 
@@ -72,7 +72,8 @@ const MOST_WITNESSES: usize = 16;
 const OWN_GRAIN: u64 = 2 << 20;
 
 impl DeviceRegion {
-    /// Allocates zeroed memory that a peer on this host can map, by a descriptor where the device has such memory.
+    /// Allocates zeroed memory that a peer on this host can map, by a descriptor where the device has such memory. Freeing it waits for all that the
+    /// device was asked, and breaks a CUDA graph that is being captured, as `cudaFree` does.
     ///
     /// # Errors
     /// `Region` for an empty or impossible length, `Device` when there is no room.
@@ -235,7 +236,9 @@ impl DeviceRegion {
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let source = self.at("read", offset, into.len() as u64)?;
         // SAFETY: inside this region, which is borrowed until the copy is over.
-        unsafe { get(self.gpu.stream(), source, into) }
+        let done = unsafe { get(self.gpu.stream(), source, into) };
+        self.keep_unless_done(&done);
+        done
     }
 
     /// Copies bytes in, and waits until that is done. Nothing that other streams do is waited for.
@@ -245,7 +248,20 @@ impl DeviceRegion {
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let target = self.at("write", offset, bytes.len() as u64)?;
         // SAFETY: inside this region, which is borrowed until the copy is over.
-        unsafe { put(self.gpu.stream(), target, bytes) }
+        let done = unsafe { put(self.gpu.stream(), target, bytes) };
+        self.keep_unless_done(&done);
+        done
+    }
+
+    /// Keeps a peer's memory mapped for good where a copy may still be under way: unmapping does not wait.
+    fn keep_unless_done(&self, done: &Result<()>) {
+        match &self.backing {
+            Backing::Whole(whole) => whole.keep_unless_done(done),
+            Backing::Peer(mapping) if done.as_ref().is_err_and(|error| !is_dead(error)) => {
+                std::mem::forget(Arc::clone(mapping));
+            }
+            _ => {}
+        }
     }
 
     /// The address of a checked range.

@@ -26,6 +26,8 @@ pub(super) struct Reservation {
     address: u64,
     len: u64,
     mapped: Vec<(u64, u64)>,
+    /// Whether the addresses are given to users, whose kernels nobody tells us of.
+    anybodys: bool,
 }
 
 /// Memory of our own on a device, mapped there, that another process can be given by a descriptor.
@@ -49,6 +51,7 @@ pub(super) fn allocate(device: &Device, context: &Context, len: u64) -> Result<R
     };
     let len = len.next_multiple_of(granularity_of(context, &properties)?);
     let mut reservation = Reservation::new(context, len)?;
+    reservation.anybodys = true;
     let mut handle = 0;
     let entered = context.enter()?;
     let create = context.functions().cuMemCreate;
@@ -235,6 +238,7 @@ impl Reservation {
             address,
             len,
             mapped: Vec::new(),
+            anybodys: false,
         })
     }
 
@@ -297,9 +301,10 @@ pub(super) fn allow(context: &Context, address: u64, len: u64, ordinal: u32) -> 
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // Unlike freeing, unmapping does not wait for those who use the memory, and they may be anybody's kernels. Where nobody can say that they are
-        // done, the memory is left to them for good.
-        let quiet = self.mapped.is_empty()
+        // Unlike freeing, unmapping does not wait for those who use the memory. A peer's is used by those alone who hold the mapping until they are done;
+        // a pool by anybody's kernels, to which it is left for good where nobody can say that they are done.
+        let used = self.anybodys && !self.mapped.is_empty();
+        let quiet = !used
             || self
                 .context
                 .synchronize()
@@ -308,7 +313,7 @@ impl Drop for Reservation {
             return;
         };
         for &(address, len) in &self.mapped {
-            // SAFETY: mapped by us, unmapped once, and nothing in this context uses it any more.
+            // SAFETY: mapped by us, unmapped once, and nothing uses it any more, as was just said.
             unsafe { (self.context.functions().cuMemUnmap)(address, len as usize) };
         }
         // SAFETY: reserved by us, given back once, and nothing is mapped there any more.

@@ -4,8 +4,8 @@ use std::sync::PoisonError;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{
-    DeviceBuffer, DeviceRegion, Driver, Event, Gpu, HostAccess, PinnedBuffer, Stream, copy_async, copy_batch_async,
-    has_batch,
+    DeviceBuffer, DeviceMapping, DeviceRegion, Driver, Event, Gpu, HostAccess, PinnedBuffer, Stream, copy_async,
+    copy_batch_async, has_batch,
 };
 use pdkv_device::{HostRegion, HugePages};
 
@@ -207,7 +207,11 @@ fn a_capture_of_somebody_elses_goes_on() {
     let event = Event::new(gpu.context()).unwrap();
     event.record(&other).unwrap();
     assert!(event.passed().unwrap());
-    drop((access, event));
+    let mapping = DeviceMapping::open(&gpu, 64, &region.share().unwrap()).unwrap();
+    kernel_copy(&gpu, mapping.address(), region.address(), 64);
+    let laid = counts(path)["laid"];
+    drop((access, event, mapping));
+    assert_eq!(counts(path)["laid"], laid - 1);
     assert_eq!(counts(path).get("broken captures"), None, "our calls are no part of it");
     // Memory whose users cannot be waited for now is left to them.
     let before = counts(path)["reservations"];
