@@ -73,9 +73,13 @@ pub(crate) fn compile(name: &str, defines: &[&str]) -> Option<PathBuf> {
 /// The whole stand-in, told to be another one: a copy of it with settings beside. `None` as for [`compile`].
 pub(crate) fn variant(name: &str, settings: &[&str]) -> Option<PathBuf> {
     let (_, whole) = whole()?;
-    let library = whole.with_file_name(format!("libcuda-{name}-{}.so", std::process::id()));
-    std::fs::write(library.with_extension("so.settings"), settings.join("\n")).unwrap();
-    std::fs::copy(whole, &library).unwrap();
+    let library = whole.with_file_name(format!("libcuda-{name}.so"));
+    let fresh = whole.with_file_name(format!("libcuda-{name}-{}.so", std::process::id()));
+    std::fs::write(&fresh, settings.join("\n")).unwrap();
+    std::fs::rename(&fresh, library.with_extension("so.settings")).unwrap();
+    // Never written in place, as above.
+    std::fs::copy(whole, &fresh).unwrap();
+    std::fs::rename(&fresh, &library).unwrap();
     Some(library)
 }
 
