@@ -43,7 +43,9 @@ class Exports:
 
     def __init__(self, kit: Kit, steps: Steps | None = None) -> None:
         self._steps = steps
-        self._held = list[ExportOrder]()  # until the device has written what they are to pin
+        # Until the device has written what they are to pin. They are looked at in each step: an LLM engine goes on
+        # stepping, with nothing to compute if need be, while it keeps blocks for somebody.
+        self._held = list[ExportOrder]()
         self._engine, self._caches, self._stats = kit.engine, kit.caches, kit.stats
         self._rank = kit.place.rank
         self._requests = dict[str, _Sending]()
