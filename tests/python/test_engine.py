@@ -317,7 +317,7 @@ def test_who_is_connected(pair):
     peer = consumer.engine.connect(producer.engine.address)
     assert (peer.name, peer.incarnation, peer.alive) == ("producer", producer.engine.incarnation, True)
     assert peer.address == producer.engine.address
-    assert [name for name, _, _ in peer.links()] == [*TRANSPORTS, "ucx"]
+    assert [name for name, _, _ in peer.links()] == ["inproc", "cuda", *TRANSPORTS[1:], "ucx"]
     assert all(isinstance(why, str) for _, _, why in peer.links())
     assert ("producer", True) in consumer.engine.peers
     assert consumer.engine.peer_for(producer.cache.export([1]).reference).name == "producer"

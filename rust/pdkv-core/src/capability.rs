@@ -16,6 +16,8 @@ use crate::lane::{Carrier, Manner};
 pub enum TransportKind {
     /// Both engines in one process.
     Inproc,
+    /// Pages of GPUs, copied by a kernel on one of ours.
+    Cuda,
     /// Regions in shared memory.
     Shm,
     /// Kernel copies between processes of one host.
@@ -28,12 +30,13 @@ pub enum TransportKind {
 
 impl TransportKind {
     /// Every transport.
-    pub const ALL: &'static [Self] = &[Self::Inproc, Self::Shm, Self::Cma, Self::Tcp, Self::Ucx];
+    pub const ALL: &'static [Self] = &[Self::Inproc, Self::Cuda, Self::Shm, Self::Cma, Self::Tcp, Self::Ucx];
 
     /// The name that users write and see.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Inproc => "inproc",
+            Self::Cuda => "cuda",
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::Tcp => "tcp",
@@ -96,6 +99,18 @@ impl Capability {
                 run_ns: 20,
                 bytes_per_us: 10_000,
             },
+        }
+    }
+
+    /// One launch on a GPU, which walks both block tables; runs cost nothing of their own.
+    pub const fn device_copies() -> Self {
+        Self {
+            cost: Cost {
+                call_ns: 20_000,
+                run_ns: 1,
+                bytes_per_us: 50_000,
+            },
+            ..Self::mapped(TransportKind::Cuda)
         }
     }
 
@@ -297,6 +312,7 @@ mod tests {
     fn offers(unusable: &[TransportKind]) -> Vec<Offer> {
         let ways = [
             Capability::mapped(TransportKind::Inproc),
+            Capability::device_copies(),
             Capability::mapped(TransportKind::Shm),
             Capability::kernel_copies(),
             Capability::sockets(),
@@ -315,12 +331,13 @@ mod tests {
 
     #[test]
     fn the_cheapest_usable_transport_wins_and_all_are_explained() {
-        use TransportKind::{Cma, Inproc, Shm, Tcp, Ucx};
+        use TransportKind::{Cma, Cuda, Inproc, Shm, Tcp, Ucx};
         for (unusable, expected) in [
-            (&[Inproc][..], Shm),
-            (&[Inproc, Shm], Cma),
-            (&[Inproc, Shm, Cma], Tcp),
-            (&[Inproc, Shm, Cma, Tcp], Ucx),
+            (&[Inproc][..], Cuda),
+            (&[Inproc, Cuda], Shm),
+            (&[Inproc, Cuda, Shm], Cma),
+            (&[Inproc, Cuda, Shm, Cma], Tcp),
+            (&[Inproc, Cuda, Shm, Cma, Tcp], Ucx),
         ] {
             let choice = choose(&offers(unusable), Wish::default(), 1 << 20, 64).expect("one is usable");
             assert_eq!(choice.capability.transport, expected);

@@ -16,9 +16,10 @@ use pdkv_core::plan::WireOrder;
 use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::shard::Shard;
 use pdkv_core::wire::{
-    Abandon, Ack, Advertise, CacheAdvert, Claim, ClaimStatus, Done, Fault, Goodbye, Grant, HandshakeRefusal, Hello,
-    HelloAck, HostFacts, Message, Nack, Notify, Ping, Pong, Probe, Refuse, RegionAdvert, Reject, Renew, Renewed,
-    Revoke, SharedExtent, Status, StatusReply, StreamHello, StreamPurpose, Unknown, Withdraw, encode,
+    Abandon, Ack, Advertise, CacheAdvert, Claim, ClaimStatus, DeviceAdvert, Done, Fault, Goodbye, Grant,
+    HandshakeRefusal, Hello, HelloAck, HostFacts, Message, Nack, Notify, Ping, Pong, Probe, Refuse, RegionAdvert,
+    Reject, Renew, Renewed, Revoke, SharedExtent, Status, StatusReply, StreamHello, StreamPurpose, Unknown, Withdraw,
+    encode,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -34,6 +35,20 @@ fn region() -> RegionAdvert {
         }),
         raw_access: true,
         name: "pool".to_owned(),
+        device: None,
+    }
+}
+
+fn device_region() -> RegionAdvert {
+    RegionAdvert {
+        id: RegionId(3),
+        base_address: RegionAdvert::NOWHERE,
+        shared: None,
+        device: Some(DeviceAdvert {
+            uuid: [0x99; 16],
+            sealed: "MIG".to_owned(),
+        }),
+        ..region()
     }
 }
 
@@ -188,6 +203,13 @@ fn messages() -> Vec<(&'static str, Message)> {
             Message::Advertise(Advertise {
                 regions: vec![region()],
                 caches: vec![cache()],
+            }),
+        ),
+        (
+            "advertise_device",
+            Message::Advertise(Advertise {
+                regions: vec![device_region()],
+                caches: Vec::new(),
             }),
         ),
         (

@@ -15,7 +15,8 @@ use pdkv_core::reference::{ExportKind, Reference};
 use pdkv_core::session::check_caches;
 use pdkv_core::wire::Withdraw;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
+use pdkv_device::cuda::Event;
 
 use crate::export::{Export, ExportWatch};
 use crate::issue::random_id;
@@ -44,6 +45,9 @@ pub struct PullOptions {
     pub require: Option<Require>,
     /// Refuse a path on which bytes are staged.
     pub require_direct: bool,
+    /// What must have passed on a GPU's stream before a byte is touched: the kernels that write the blocks of a push, or that
+    /// still use those a pull writes. `cuda` has its stream wait for it, other transports start later. Default: nothing.
+    pub after: Option<Arc<Event>>,
     /// The connection to use. Default: the one to the engine that the reference names.
     pub peer: Option<Peer>,
 }
@@ -57,6 +61,7 @@ impl Default for PullOptions {
             timeout: Duration::from_secs(30),
             require: None,
             require_direct: false,
+            after: None,
             peer: None,
         }
     }
@@ -81,7 +86,7 @@ impl KvCache {
     }
 
     /// Its memory, by the region numbers of the layout.
-    pub fn memory(&self) -> &[Arc<HostRegion>] {
+    pub fn memory(&self) -> &[Memory] {
         &self.local.memory
     }
 
@@ -90,7 +95,8 @@ impl KvCache {
         self.local.fingerprint
     }
 
-    /// Pins blocks for `consumers` peers to read.
+    /// Pins blocks for `consumers` peers to read. What a GPU's stream still writes to them must have passed:
+    /// [`Event::synchronize`].
     ///
     /// # Errors
     /// `Layout` for blocks out of range, `Capacity`, `Config` for a bad lease or digest, `Closed`.
@@ -242,6 +248,7 @@ impl KvCache {
             };
             pick(
                 &link.ways,
+                &self.local.memory,
                 &remote,
                 Need {
                     wish,
@@ -266,6 +273,7 @@ impl KvCache {
         };
         let pending = PendingMove {
             direction,
+            after: options.after.clone(),
             link: chosen,
             layout: Arc::clone(&self.local.layout),
             memory: self.local.memory.clone(),
@@ -322,6 +330,7 @@ impl KvCache {
         self.shared.drive(|state, now| state.node.withdraw_cache(now, cache.id));
         for memory in &cache.memory {
             self.shared.ucx.forget(memory);
+            self.shared.gpus.forget(memory);
         }
         self.shared.lanes.wake_all();
         self.shared.withdraw(Withdraw {

@@ -83,7 +83,7 @@ impl EngineConfig {
         if self.transports.as_ref().is_some_and(Vec::is_empty) {
             return bad(
                 "`transports` is empty",
-                "name at least one of `inproc`, `shm`, `cma`, `tcp`, `ucx`",
+                "name at least one of `inproc`, `cuda`, `shm`, `cma`, `tcp`, `ucx`",
             );
         }
         if !(1..=64).contains(&self.threads) {

@@ -25,6 +25,7 @@ use crate::peer::Peer;
 use crate::reader::Reader;
 use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
+use crate::transport::gpu::GpuLink;
 use crate::transport::onesided::OneSided;
 use crate::transport::tcp::{Dial, Socket, TcpLink};
 use crate::transport::ucx::{LANE_WAIT, UcxLink};
@@ -169,7 +170,9 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 /// What takes an exchange with the peer is left for later: then the heartbeat runs.
 fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> (PeerLink, Option<Arc<UcxLink>>) {
     let remote = &established.remote;
-    let wanted = shared.config.kinds().contains(&TransportKind::Inproc);
+    // A process can't lend memory of a GPU to itself, so `cuda` needs to know too.
+    let kinds = shared.config.kinds();
+    let wanted = kinds.contains(&TransportKind::Inproc) || kinds.contains(&TransportKind::Cuda);
     let inproc = if wanted {
         inproc_engine(remote.incarnation)
     } else {
@@ -180,9 +183,13 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     let key = shared.new_peer_key();
     let mut ways = Vec::new();
     let mut direct = Vec::new();
-    let mut lanes = None;
+    let (mut gpu, mut lanes) = (None, None);
     for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
+            TransportKind::Cuda => GpuLink::new(shared, inproc.is_some(), door.as_ref()).map(|link| {
+                gpu = Some(Arc::clone(&link));
+                link as Arc<dyn Link>
+            }),
             TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
             TransportKind::Ucx => {
                 let dial = stream_dial(shared, address, established, StreamPurpose::UcxLane);
@@ -204,6 +211,7 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
         remote: Remote::new(remote.name.clone(), remote.incarnation),
         ways,
         direct,
+        gpu,
         pipes: pipe_dial(shared, address, established),
         door,
         inproc,

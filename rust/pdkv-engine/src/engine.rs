@@ -17,7 +17,7 @@ use pdkv_core::reference::Reference;
 use pdkv_core::shard::Shard;
 use pdkv_core::wire::{Advertise, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 
 use crate::cache::KvCache;
 use crate::clock::Clock;
@@ -27,7 +27,7 @@ use crate::mover::Movers;
 use crate::peer::Peer;
 use crate::pipe::PipeReceiver;
 use crate::reactor::{Reactor, WAKE};
-use crate::registry::{LocalCache, LocalRegion};
+use crate::registry::{LocalCache, LocalRegion, Offered};
 use crate::shared::{Parts, Shared};
 use crate::stats::EngineStats;
 
@@ -189,9 +189,10 @@ impl Engine {
     ///
     /// # Errors
     /// `Closed`.
-    pub fn register(&self, memory: Arc<HostRegion>, name: Option<&str>, raw_access: bool) -> Result<Region> {
+    pub fn register(&self, memory: impl Into<Memory>, name: Option<&str>, raw_access: bool) -> Result<Region> {
+        let offered = Offered::from(memory.into());
         let local = self.shared().announce("register", |registry| {
-            let local = registry.add_region(name.unwrap_or_default().to_owned(), memory, raw_access);
+            let local = registry.add_region(name.unwrap_or_default().to_owned(), offered, raw_access);
             let regions = vec![local.advert()];
             (
                 local,
@@ -201,6 +202,7 @@ impl Engine {
                 },
             )
         })?;
+        self.shared().gpus.warm([&local.memory]);
         Ok(Region {
             local,
             shared: Arc::clone(self.shared()),
@@ -214,13 +216,14 @@ impl Engine {
     /// `Layout` when the memory doesn't fit the layout or the shard contradicts it, `Closed`.
     pub fn register_kv_cache(
         &self,
-        memory: Vec<Arc<HostRegion>>,
+        memory: impl IntoIterator<Item = impl Into<Memory>>,
         layout: KvLayout,
         shard: Shard,
         model: &str,
     ) -> Result<KvCache> {
         shard.validate_for(&layout)?;
-        let sizes: Vec<u64> = memory.iter().map(|region| region.len()).collect();
+        let memory: Vec<Memory> = memory.into_iter().map(Into::into).collect();
+        let sizes: Vec<u64> = memory.iter().map(Memory::len).collect();
         if sizes != layout.region_bytes() {
             return Err(Error::new(
                 ErrorKind::Layout,
@@ -232,12 +235,13 @@ impl Engine {
             ));
         }
         let fingerprint = fingerprint(model, &layout, &shard);
+        let offered: Vec<Offered> = memory.iter().cloned().map(Into::into).collect();
         let local = self.shared().announce("register_kv_cache", |registry| {
             let names = (0..).map(|index| format!("kv.{index}"));
-            let regions: Vec<_> = memory
-                .iter()
+            let regions: Vec<_> = offered
+                .into_iter()
                 .zip(names)
-                .map(|(memory, name)| registry.add_region(name, Arc::clone(memory), false))
+                .map(|(offered, name)| registry.add_region(name, offered, false))
                 .collect();
             let local = registry.add_cache(|id| LocalCache {
                 id,
@@ -252,6 +256,7 @@ impl Engine {
             let caches = vec![local.advert()];
             (local, Advertise { regions, caches })
         })?;
+        self.shared().gpus.warm(&local.memory);
         Ok(KvCache {
             local,
             shared: Arc::clone(self.shared()),
@@ -370,6 +375,7 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
         shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut()
     });
     shared.ucx.close();
+    shared.gpus.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.
     shared.registry.clear();
     shared.halted.store(true, Ordering::Release);
@@ -441,7 +447,7 @@ impl Region {
     }
 
     /// Its memory.
-    pub fn memory(&self) -> &Arc<HostRegion> {
+    pub fn memory(&self) -> &Memory {
         &self.local.memory
     }
 
@@ -468,6 +474,7 @@ impl Region {
             ));
         }
         self.shared.ucx.forget(&self.local.memory);
+        self.shared.gpus.forget(&self.local.memory);
         self.shared.lanes.wake_all();
         self.shared.withdraw(Withdraw {
             regions: vec![self.local.id],

@@ -18,6 +18,7 @@ mod engine;
 mod export;
 mod inbox;
 mod issue;
+mod lend;
 mod link;
 mod local;
 mod mover;
@@ -36,6 +37,7 @@ mod stats;
 mod suspect;
 mod transfer;
 mod transport;
+mod view;
 
 pub use cache::{KvCache, PullOptions};
 pub use config::{EngineConfig, OneSidedPolicy, TransportKind, UcxConfig, UcxOrigin};

@@ -15,6 +15,7 @@ use crate::local::LocalDoor;
 use crate::remote::{ANSWER_WAIT, Remote, RemoteCache, RemoteRegion};
 use crate::shared::Shared;
 use crate::transport::Way;
+use crate::transport::gpu::GpuLink;
 use crate::transport::onesided::OneSided;
 
 /// One connected peer, seen from the side that connected.
@@ -25,6 +26,8 @@ pub(crate) struct PeerLink {
     pub(crate) ways: Vec<Way>,
     /// The one-sided links once more, for raw operations that run in the caller.
     pub(crate) direct: Vec<Arc<OneSided>>,
+    /// The way of GPUs once more, to have memory mapped before it is wanted.
+    pub(crate) gpu: Option<Arc<GpuLink>>,
     /// How to open a pipe to it; `None` when its release has none.
     pub(crate) pipes: Option<StreamDial>,
     pub(crate) door: Option<LocalDoor>,
@@ -111,12 +114,15 @@ impl PeerLink {
         }
     }
 
-    /// Enters the adverts; returns the regions whose shared part waits to be mapped.
+    /// Enters the adverts; returns the regions that wait to be mapped.
     pub(crate) fn note(&self, advertise: &Advertise) -> Vec<Arc<RemoteRegion>> {
         let mut unmapped = Vec::new();
         for advert in &advertise.regions {
             let region = Arc::new(self.remote_region(advert));
-            let pending = self.inproc.is_none() && advert.shared.is_some();
+            let pending = self.inproc.is_none() && (advert.shared.is_some() || advert.device.is_some());
+            if let Some(gpu) = self.gpu.as_ref().filter(|_| region.is_device()) {
+                gpu.hear();
+            }
             if self.remote.add_region(Arc::clone(&region)) && pending {
                 unmapped.push(region);
             }
@@ -133,8 +139,11 @@ impl PeerLink {
                 .upgrade()
                 .and_then(|engine| engine.registry.region(advert.id).ok());
             if let Some(local) = local {
-                return RemoteRegion::inproc(advert.id, Arc::clone(&local.memory), advert.raw_access);
+                return RemoteRegion::inproc(advert.id, local.memory.clone(), advert.raw_access);
             }
+        }
+        if let Some(device) = advert.device.clone() {
+            return RemoteRegion::lent(advert.id, advert.len, advert.raw_access, device);
         }
         // A neighbour that has withdrawn the region since is not asked to map it.
         let shared = advert.shared.filter(|_| self.inproc.is_none());
@@ -142,8 +151,18 @@ impl PeerLink {
         RemoteRegion::new(advert.id, advert.len, advert.base_address, advert.raw_access, shared)
     }
 
-    /// Maps the shared parts of these regions. Blocks on the peer's local socket.
+    /// Maps these regions for our processors and GPUs. Blocks on the peer's local socket.
     pub(crate) fn map(&self, regions: &[Arc<RemoteRegion>]) {
+        let (lent, regions): (Vec<_>, Vec<_>) = regions.iter().cloned().partition(|region| region.is_device());
+        if !regions.is_empty() {
+            self.map_shared(&regions);
+        }
+        if let Some(gpu) = &self.gpu {
+            gpu.prefetch(&lent);
+        }
+    }
+
+    fn map_shared(&self, regions: &[Arc<RemoteRegion>]) {
         let wanted: Vec<_> = regions.iter().map(|region| (region.id, region.len)).collect();
         let outcome = match &self.door {
             Some(door) => door.map(&wanted).map_err(|error| error.to_string()),

@@ -1,5 +1,5 @@
-//! The Unix-domain side door for peers on the same host: descriptors of shared pools, and data
-//! streams where nothing better is allowed.
+//! The Unix-domain side door for peers on the same host: descriptors of shared pools, names of GPUs' memory, and
+//! data streams where nothing better is allowed.
 //!
 //! The socket's name is abstract and random, the kernel vouches for the user at the other end, and
 //! the session token (told over the control channel) vouches for the session.
@@ -16,6 +16,7 @@ use pdkv_core::id::{PeerKey, RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
+use crate::lend::lend;
 use crate::remote::Mapped;
 use crate::shared::Shared;
 use crate::suspect::Writer;
@@ -24,9 +25,9 @@ use crate::transport::tcp::{Socket, serve_stream};
 const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
 const HELLO: usize = 24;
 /// Descriptors in one message; the kernel allows 253.
-const FDS: usize = 64;
+pub(crate) const FDS: usize = 64;
 /// Regions one question may name.
-const MAX_WANTED: usize = 1 << 16;
+pub(crate) const MAX_WANTED: usize = 1 << 16;
 /// An entry of an answer: region, where in it the shared part begins, how long that is, and where in
 /// the descriptor it begins.
 const ENTRY: usize = 32;
@@ -36,9 +37,11 @@ const END: [u8; 1] = [0xE0];
 const STEP: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ask {
+pub(crate) enum Ask {
     Regions = 0,
     Stream = 1,
+    /// Only of an owner that has adverted memory of a GPU.
+    Lend = 2,
 }
 
 /// Where a peer on this host listens.
@@ -59,7 +62,7 @@ pub(crate) fn listen() -> Option<(UnixListener, String)> {
 }
 
 impl LocalDoor {
-    fn open(&self, ask: Ask) -> Result<UnixStream> {
+    pub(crate) fn open(&self, ask: Ask) -> Result<UnixStream> {
         let fail = |error: std::io::Error| {
             Error::new(
                 ErrorKind::PeerUnreachable,
@@ -122,6 +125,7 @@ impl LocalDoor {
                     .ok_or_else(|| refuse("a region came that was not asked for"))?;
                 if region_offset.checked_add(len).is_some_and(|end| end <= size) {
                     let memory = HostRegion::map_peer_at(fd, word(entry, 24), len, true)?;
+                    let memory = memory.into();
                     found.push((id, Mapped { memory, region_offset }));
                 }
             }
@@ -147,12 +151,16 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
         .and_then(|token| shared.peer_of_token(token))
         .ok_or_else(|| refuse("the token is of no session"))?;
     match hello[4] {
-        0 => {
+        ask @ (0 | 2) => {
             // Whoever maps our memory can write it at any time, until it is gone.
             if !shared.watch_writer(peer, || Writer::process(pid)) {
                 return Err(refuse("the peer's process can't be watched from here"));
             }
-            give_regions(shared, peer, &stream)
+            if ask == 0 {
+                give_regions(shared, peer, &stream)
+            } else {
+                lend(shared, peer, &stream)
+            }
         }
         1 => serve_stream(shared, peer, Socket::new(stream.into())?),
         _ => Err(refuse("the question is unknown")),
@@ -198,25 +206,25 @@ fn bound(stream: &UnixStream) -> Result<()> {
     set.and_then(|()| stream.set_write_timeout(Some(STEP))).map_err(broken)
 }
 
-fn send(mut stream: &UnixStream, bytes: &[u8]) -> Result<()> {
+pub(crate) fn send(mut stream: &UnixStream, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes).map_err(broken)
 }
 
-fn receive(mut stream: &UnixStream, bytes: &mut [u8]) -> Result<()> {
+pub(crate) fn receive(mut stream: &UnixStream, bytes: &mut [u8]) -> Result<()> {
     stream.read_exact(bytes).map_err(broken)
 }
 
-fn broken(error: std::io::Error) -> Error {
+pub(crate) fn broken(error: std::io::Error) -> Error {
     Error::new(ErrorKind::PeerLost, "local socket", "the local socket broke or stalled").with_source(error)
 }
 
-fn word(raw: &[u8], at: usize) -> u64 {
+pub(crate) fn word(raw: &[u8], at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&raw[at..at + 8]);
     u64::from_le_bytes(bytes)
 }
 
-fn refuse(why: &str) -> Error {
+pub(crate) fn refuse(why: &str) -> Error {
     Error::new(ErrorKind::Handshake, "local socket", why)
 }
 

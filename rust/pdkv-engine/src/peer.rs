@@ -10,6 +10,7 @@ use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::reference::Reference;
 use pdkv_core::wire::{MAX_NOTIFY, Message, Notify};
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::Event;
 
 use crate::config::TransportKind;
 use crate::link::PeerLink;
@@ -51,6 +52,8 @@ pub struct RawOptions {
     pub timeout: Duration,
     /// Only this.
     pub require: Option<Require>,
+    /// What must have passed before a byte is touched, as in [`PullOptions`](crate::PullOptions). Default: nothing.
+    pub after: Option<Arc<Event>>,
 }
 
 impl Default for RawOptions {
@@ -58,6 +61,7 @@ impl Default for RawOptions {
         Self {
             timeout: Duration::from_secs(30),
             require: None,
+            after: None,
         }
     }
 }
@@ -106,7 +110,7 @@ impl Peer {
         let info = |way: &Way| {
             let usable = way.link.as_ref().map_err(Clone::clone);
             // A link may have lost what it rode on since it was found.
-            let usable = usable.and_then(|link| link.reaches(&[]).map(|()| link.detail()));
+            let usable = usable.and_then(|link| link.reaches(&[], &[]).map(|()| link.detail()));
             LinkInfo {
                 transport: way.kind,
                 usable: usable.is_ok(),
@@ -162,7 +166,7 @@ impl Peer {
         let here = Table::build(
             local,
             |span| (span.region, span.offset, span.len),
-            |id| self.shared.registry.region(id).map(|region| Arc::clone(&region.memory)),
+            |id| self.shared.registry.region(id).map(|region| region.memory.clone()),
         )?;
         let there = Table::build(
             remote,
@@ -171,11 +175,13 @@ impl Peer {
         )?;
         let bytes = local.iter().map(|span| span.len).fold(0, u64::saturating_add);
         if let ([near], [far], None) = (local, remote, notify)
+            && options.after.is_none()
             && near.len == far.len
             && bytes <= INLINE_BYTES
+            && let Ok(here) = here.regions[0].host()
             && let Some(direct) = self.direct(&there.regions, options.require)
         {
-            let (here, there) = (&here.regions[0], &there.regions[0]);
+            let there = &there.regions[0];
             direct.copy_one(direction, (here, near.offset), (there, far.offset), bytes)?;
             let elapsed = posted.elapsed().as_secs_f64() * 1e6;
             let stats = TransferStats {
@@ -193,6 +199,7 @@ impl Peer {
             require: options.require,
             timeout: options.timeout,
             notify,
+            after: options.after.as_ref(),
             posted,
         };
         post(&self.shared, &self.link, &order, here, there)

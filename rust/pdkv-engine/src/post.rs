@@ -9,7 +9,8 @@ use pdkv_core::id::RegionId;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
+use pdkv_device::cuda::Event;
 
 use crate::link::PeerLink;
 use crate::pull::INLINE_BYTES;
@@ -17,7 +18,7 @@ use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::{Transfer, TransferCore};
 use crate::transport::work::Program;
-use crate::transport::{Direction, Need, Work, pick};
+use crate::transport::{Direction, Need, Work, pick, start};
 
 /// What is to be done with two tables of spans.
 pub(crate) struct Order<'a> {
@@ -25,6 +26,8 @@ pub(crate) struct Order<'a> {
     pub(crate) require: Option<Require>,
     pub(crate) timeout: Duration,
     pub(crate) notify: Option<&'a [u8]>,
+    /// What must have passed first.
+    pub(crate) after: Option<&'a Arc<Event>>,
     /// When the caller began.
     pub(crate) posted: Instant,
 }
@@ -37,8 +40,8 @@ pub(crate) fn post(
     shared: &Arc<Shared>,
     peer: &PeerLink,
     order: &Order<'_>,
-    here: Table<HostRegion>,
-    there: Table<RemoteRegion>,
+    here: Table<Memory>,
+    there: Table<Arc<RemoteRegion>>,
 ) -> Result<Transfer> {
     let need = Need {
         wish: Wish {
@@ -48,8 +51,8 @@ pub(crate) fn post(
         bytes: here.spans.iter().map(|span| span.len).fold(0, u64::saturating_add),
         runs: here.spans.len() as u64,
     };
-    let (link, path) = pick(&peer.ways, &there.regions, need)?;
-    let (near, far) = (here.sizes(HostRegion::len), there.sizes(RemoteRegion::len));
+    let (link, path) = pick(&peer.ways, &here.regions, &there.regions, need)?;
+    let (near, far) = (here.sizes(Memory::len), there.sizes(|region| region.len()));
     let plan = match order.direction {
         Direction::Read => Plan::spans(&there.spans, &far, &here.spans, &near),
         Direction::Write => Plan::spans(&here.spans, &near, &there.spans, &far),
@@ -70,21 +73,18 @@ pub(crate) fn post(
         Arc::clone(shared),
         order.direction,
         Program::Joint(plan),
+        order.after.cloned(),
         here.regions,
         there.regions,
     ));
-    if small && link.ready_inline(&work) {
-        link.run_inline(&work);
-    } else {
-        link.start(work);
-    }
+    start(link, work, small);
     core.edit_stats(|stats| stats.post_us = order.posted.elapsed().as_secs_f64() * 1e6);
     Ok(Transfer::new(core, shared))
 }
 
 /// Spans with their regions numbered in order of appearance.
 pub(crate) struct Table<R> {
-    pub(crate) regions: Vec<Arc<R>>,
+    pub(crate) regions: Vec<R>,
     pub(crate) spans: Vec<Span>,
 }
 
@@ -96,7 +96,7 @@ impl<R> Table<R> {
     pub(crate) fn build<S: Copy>(
         spans: &[S],
         parts: impl Fn(S) -> (RegionId, u64, u64),
-        find: impl Fn(RegionId) -> Result<Arc<R>>,
+        find: impl Fn(RegionId) -> Result<R>,
     ) -> Result<Self> {
         let mut table = Self {
             regions: Vec::new(),
@@ -127,6 +127,6 @@ impl<R> Table<R> {
     }
 
     fn sizes(&self, len: impl Fn(&R) -> u64) -> Vec<u64> {
-        self.regions.iter().map(|region| len(region)).collect()
+        self.regions.iter().map(len).collect()
     }
 }

@@ -9,13 +9,14 @@ use pdkv_core::layout::KvLayout;
 use pdkv_core::plan::{PageWalk, Plan, Selection, WireOrder};
 use pdkv_core::wire::Grant;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
+use pdkv_device::cuda::Event;
 
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
 use crate::transport::work::Program;
-use crate::transport::{Direction, Link, Work};
+use crate::transport::{Direction, Link, Work, start};
 
 /// Work up to this size is moved by the thread that learns of the grant: cheaper than waking one.
 pub(crate) const INLINE_BYTES: u64 = 256 << 10;
@@ -25,9 +26,10 @@ const INLINE_RUNS: usize = 1 << 10;
 /// A posted transfer that waits for its grant.
 pub(crate) struct PendingMove {
     pub(crate) direction: Direction,
+    pub(crate) after: Option<Arc<Event>>,
     pub(crate) link: Arc<dyn Link>,
     pub(crate) layout: Arc<KvLayout>,
-    pub(crate) memory: Vec<Arc<HostRegion>>,
+    pub(crate) memory: Vec<Memory>,
     pub(crate) blocks: BlockTable,
     pub(crate) remote_layout: Arc<KvLayout>,
     pub(crate) remote: Vec<Arc<RemoteRegion>>,
@@ -62,14 +64,11 @@ impl PendingMove {
             Arc::clone(shared),
             self.direction,
             program,
+            self.after,
             self.memory,
             self.remote,
         ));
-        if small && link.ready_inline(&work) {
-            link.run_inline(&work);
-        } else {
-            link.start(work);
-        }
+        start(link, work, small);
     }
 
     fn program(&self, grant: &Grant) -> Result<Program> {

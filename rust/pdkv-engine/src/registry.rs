@@ -7,16 +7,35 @@ use std::sync::{Arc, RwLock};
 use pdkv_core::id::{CacheId, PeerKey, RegionId};
 use pdkv_core::layout::KvLayout;
 use pdkv_core::shard::Shard;
-use pdkv_core::wire::{CacheAdvert, RegionAdvert, SharedExtent};
+use pdkv_core::wire::{CacheAdvert, DeviceAdvert, RegionAdvert, SharedExtent};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::{HostRegion, Memory};
+
+/// Memory that is about to be registered, and what peers are to be told of it: found out before anybody's lock is taken, for
+/// the driver may be slow.
+pub(crate) struct Offered {
+    pub(crate) memory: Memory,
+    device: Option<DeviceAdvert>,
+}
+
+impl From<Memory> for Offered {
+    fn from(memory: Memory) -> Self {
+        let device = memory.device().map(|region| DeviceAdvert {
+            uuid: region.gpu().uuid(),
+            sealed: region.share_from(0, 1).err().unwrap_or_default(),
+        });
+        Self { memory, device }
+    }
+}
 
 /// One registered region.
 pub(crate) struct LocalRegion {
     pub(crate) id: RegionId,
     pub(crate) name: String,
-    pub(crate) memory: Arc<HostRegion>,
+    pub(crate) memory: Memory,
     pub(crate) raw_access: bool,
+    /// What peers are told when it is memory of a GPU.
+    device: Option<DeviceAdvert>,
     /// The only peer that knows of it, when it isn't for all.
     only: Option<PeerKey>,
 }
@@ -26,7 +45,7 @@ pub(crate) struct LocalCache {
     pub(crate) id: CacheId,
     pub(crate) layout: Arc<KvLayout>,
     pub(crate) regions: Vec<RegionId>,
-    pub(crate) memory: Vec<Arc<HostRegion>>,
+    pub(crate) memory: Vec<Memory>,
     pub(crate) shard: Shard,
     pub(crate) model: String,
     pub(crate) fingerprint: [u8; 32],
@@ -49,26 +68,22 @@ impl Registry {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn add_region(&self, name: String, memory: Arc<HostRegion>, raw_access: bool) -> Arc<LocalRegion> {
-        self.enter(name, memory, raw_access, None)
+    pub(crate) fn add_region(&self, name: String, offered: Offered, raw_access: bool) -> Arc<LocalRegion> {
+        self.enter(name, offered, raw_access, None)
     }
 
     /// A region for raw access by one peer.
     pub(crate) fn add_private(&self, peer: PeerKey, name: String, memory: Arc<HostRegion>) -> Arc<LocalRegion> {
-        self.enter(name, memory, true, Some(peer))
+        self.enter(name, Memory::from(memory).into(), true, Some(peer))
     }
 
-    fn enter(
-        &self,
-        name: String,
-        memory: Arc<HostRegion>,
-        raw_access: bool,
-        only: Option<PeerKey>,
-    ) -> Arc<LocalRegion> {
+    fn enter(&self, name: String, offered: Offered, raw_access: bool, only: Option<PeerKey>) -> Arc<LocalRegion> {
+        let Offered { memory, device } = offered;
         let region = Arc::new(LocalRegion {
             id: RegionId(self.id()),
             name,
             memory,
+            device,
             raw_access,
             only,
         });
@@ -135,12 +150,12 @@ impl Registry {
             .ok_or_else(|| unknown("cache", id.0))
     }
 
-    /// Whether any region is this memory.
+    /// Whether any region is this memory of the host.
     pub(crate) fn lends(&self, memory: &Arc<HostRegion>) -> bool {
         let book = self.book.read().expect("no holder panics");
         let kept = book.caches.values().flat_map(|cache| &cache.memory);
         let mut regions = book.regions.values().map(|region| &region.memory).chain(kept);
-        regions.any(|lent| Arc::ptr_eq(lent, memory))
+        regions.any(|lent| lent.host().is_ok_and(|lent| Arc::ptr_eq(lent, memory)))
     }
 
     /// A region as this peer may know it.
@@ -154,7 +169,7 @@ impl Registry {
     }
 
     /// The memory of a region that this peer may read and write as it likes.
-    pub(crate) fn raw_region(&self, peer: PeerKey, id: RegionId) -> Result<Arc<HostRegion>> {
+    pub(crate) fn raw_region(&self, peer: PeerKey, id: RegionId) -> Result<Memory> {
         let region = self.region_for(peer, id)?;
         if !region.raw_access {
             return Err(Error::new(
@@ -164,7 +179,7 @@ impl Registry {
             )
             .with_hint("KV blocks move by reference: export them and let the peer pull"));
         }
-        Ok(Arc::clone(&region.memory))
+        Ok(region.memory.clone())
     }
 
     /// Regions that are for one peer alone.
@@ -194,13 +209,17 @@ impl LocalRegion {
         RegionAdvert {
             id: self.id,
             len: self.memory.len(),
-            base_address: self.memory.address(),
+            base_address: match &self.device {
+                Some(_) => RegionAdvert::NOWHERE,
+                None => self.memory.address(),
+            },
             shared: shared.map(|part| SharedExtent {
                 offset: part.region_offset,
                 len: part.fd_len,
             }),
             raw_access: self.raw_access,
             name: self.name.clone(),
+            device: self.device.clone(),
         }
     }
 }

@@ -9,16 +9,18 @@ use std::time::Duration;
 
 use pdkv_core::id::{CacheId, Incarnation, RegionId};
 use pdkv_core::layout::KvLayout;
-use pdkv_core::wire::CacheAdvert;
+use pdkv_core::wire::{CacheAdvert, DeviceAdvert};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
+use pdkv_device::cuda::Gpu;
 
 use crate::transfer::TransferCore;
+use crate::view::Views;
 
 /// A stretch of a remote region that is visible in this process.
 #[derive(Clone)]
 pub(crate) struct Mapped {
-    pub(crate) memory: Arc<HostRegion>,
+    pub(crate) memory: Memory,
     /// Where in the remote region the mapping starts.
     pub(crate) region_offset: u64,
 }
@@ -48,6 +50,10 @@ pub(crate) struct RemoteRegion {
     pub(crate) raw_access: bool,
     /// The stretch (offset, length) the peer says is shared memory.
     pub(crate) shared: Option<(u64, u64)>,
+    /// What GPU of another process it is memory of, if it is.
+    device: Option<DeviceAdvert>,
+    /// What our GPUs see of it.
+    pub(crate) views: Views,
     mapping: Mutex<Mapping>,
     settled: Condvar,
 }
@@ -65,13 +71,15 @@ impl RemoteRegion {
             address,
             raw_access,
             shared,
+            device: None,
+            views: Views::default(),
             mapping: Mutex::new(mapping),
             settled: Condvar::new(),
         }
     }
 
     /// A region of an engine in this very process: visible as it is.
-    pub(crate) fn inproc(id: RegionId, memory: Arc<HostRegion>, raw_access: bool) -> Self {
+    pub(crate) fn inproc(id: RegionId, memory: Memory, raw_access: bool) -> Self {
         let region = Self::new(id, memory.len(), memory.address(), raw_access, None);
         region.settle(Ok(Mapped {
             memory,
@@ -82,6 +90,34 @@ impl RemoteRegion {
 
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// A region of a GPU of another process.
+    pub(crate) fn lent(id: RegionId, len: u64, raw_access: bool, device: DeviceAdvert) -> Self {
+        let region = Self::new(id, len, 0, raw_access, None);
+        region.settle(Err("device memory".to_owned()));
+        Self {
+            device: Some(device),
+            ..region
+        }
+    }
+
+    /// Whether it is memory of a GPU, in whatever process.
+    pub(crate) fn is_device(&self) -> bool {
+        self.device.is_some() || self.gpu_here().is_some()
+    }
+
+    /// What GPU of another process it is memory of.
+    pub(crate) fn device(&self) -> Option<&DeviceAdvert> {
+        self.device.as_ref()
+    }
+
+    /// Its GPU, when it is memory of one and its engine lives in this process.
+    pub(crate) fn gpu_here(&self) -> Option<Gpu> {
+        match &*self.mapping.lock().expect("no holder panics") {
+            Mapping::Ready(mapped) => mapped.memory.device().map(|region| region.gpu().clone()),
+            _ => None,
+        }
     }
 
     pub(crate) fn settle(&self, outcome: Result<Mapped, String>) {

@@ -35,6 +35,7 @@ use crate::registry::Registry;
 use crate::suspect::{Suspects, Writer};
 use crate::transfer::TransferCore;
 use crate::transport::Work;
+use crate::transport::gpu::Gpus;
 use crate::transport::serving::Servings;
 use crate::transport::tcp::Streams;
 use crate::transport::ucx::{Control, Lanes, Runtime};
@@ -70,6 +71,8 @@ pub(crate) struct Shared {
     /// UCX, as far as this engine has loaded it.
     pub(crate) ucx: Runtime,
     pub(crate) lanes: Lanes,
+    /// GPUs, as far as this engine has used them.
+    pub(crate) gpus: Gpus,
     pub(crate) pipes: Pipes,
     next_peer: AtomicU64,
     next_consumer: AtomicU64,
@@ -167,6 +170,7 @@ impl Shared {
             streams: Streams::default(),
             ucx: Runtime::default(),
             lanes: Lanes::default(),
+            gpus: Gpus::default(),
             pipes: Pipes::default(),
             next_peer: AtomicU64::new(1),
             next_consumer: AtomicU64::new(1),

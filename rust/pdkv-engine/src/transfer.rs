@@ -250,6 +250,11 @@ impl TransferCore {
         }
     }
 
+    /// Whether movers are to stop.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn ended(&self) -> bool {
         self.state() as u8 >= TransferState::Done as u8
     }

@@ -1,15 +1,17 @@
-//! One suite, every transport: what each must do, whoever moves the bytes.
+//! One suite, every transport: what each must do, whoever moves the bytes. What `cuda` does here it does over a stand-in for
+//! the driver; no GPU has run it.
 
 mod common;
 
 use std::time::Duration;
 
 use common::ucx::{self, Lane};
-use common::{BLOCKS, LAYERS, LEASE, Pair, WAIT, Way, allocate, memory_for, table};
+use common::{BLOCKS, LAYERS, LEASE, Memory, Pair, WAIT, Way, memory, standin, table};
 use pdkv_core::ErrorKind;
 use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
 
-/// Makes one test for each transport from one body; `ucx` in both manners and over whatever it has here.
+/// Makes one test for each transport from one body; `cuda` between memory of every kind, `ucx` in both manners and over whatever
+/// it has here.
 macro_rules! on_every_transport {
     ($( fn $name:ident($way:ident) $body:block )+) => { $(
         mod $name {
@@ -19,6 +21,10 @@ macro_rules! on_every_transport {
             #[test] fn shm() { body(TransportKind::Shm.into()); }
             #[test] fn cma() { body(TransportKind::Cma.into()); }
             #[test] fn tcp() { body(TransportKind::Tcp.into()); }
+            #[test] fn cuda() { on_gpu(stringify!($name), "cuda", [Memory::Device; 2], body); }
+            #[test] fn cuda_from_beside() { on_gpu(stringify!($name), "cuda_from_beside", [Memory::Other, Memory::Malloc], body); }
+            #[test] fn cuda_from_host() { on_gpu(stringify!($name), "cuda_from_host", [Memory::Private, Memory::Device], body); }
+            #[test] fn cuda_to_host() { on_gpu(stringify!($name), "cuda_to_host", [Memory::Device, Memory::Shared], body); }
             #[test] fn ucx_put_posix() { on_lane(Lane::puts("posix,cma"), body); }
             #[test] fn ucx_put_sysv() { on_lane(Lane::puts("sysv,cma"), body); }
             #[test] fn ucx_put_tcp() { on_lane(Lane::puts("tcp"), body); }
@@ -30,6 +36,12 @@ macro_rules! on_every_transport {
             #[test] fn ucx_messages_all() { on_lane(Lane::messages("all"), body); }
         }
     )+ };
+}
+
+fn on_gpu(test: &str, column: &str, [producer, consumer]: [Memory; 2], body: fn(Way)) {
+    if standin::is_here(&format!("{test}::{column}")) {
+        body(Way::cuda(producer, consumer));
+    }
 }
 
 fn on_lane(lane: Lane, body: fn(Way)) {
@@ -101,8 +113,8 @@ on_every_transport! {
 
     fn raw_write_then_notification_then_read_back(way) {
         let pair = Pair::new(way);
-        let here = pair.consumer.register(allocate(memory_for(way.kind), 1 << 20), None, true).unwrap();
-        let there = pair.producer.register(allocate(memory_for(way.kind), 1 << 20), None, true).unwrap();
+        let here = pair.consumer.register(memory(way.memory[1], 1 << 20), None, true).unwrap();
+        let there = pair.producer.register(memory(way.memory[0], 1 << 20), None, true).unwrap();
         let data: Vec<u8> = (0..700_000_u32).map(|i| (i * 7 % 251) as u8).collect();
         here.memory().write_at(100, &data).unwrap();
         let (local, remote) = (here.id(), there.describe().region);
@@ -134,8 +146,8 @@ on_every_transport! {
     fn raw_spans_by_the_thousand(way) {
         let pair = Pair::new(way);
         let (count, piece) = (5000_u64, 512);
-        let here = pair.consumer.register(allocate(memory_for(way.kind), count * piece), None, true).unwrap();
-        let there = pair.producer.register(allocate(memory_for(way.kind), count * piece), None, true).unwrap();
+        let here = pair.consumer.register(memory(way.memory[1], count * piece), None, true).unwrap();
+        let there = pair.producer.register(memory(way.memory[0], count * piece), None, true).unwrap();
         let data: Vec<u8> = (0..count * piece).map(|i| (i / piece * 7 + i % 251) as u8).collect();
         here.memory().write_at(0, &data).unwrap();
         // Every other piece first: no two that follow one another are neighbours.

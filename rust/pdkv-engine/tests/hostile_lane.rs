@@ -387,6 +387,7 @@ fn requests_that_come_to_nothing_leave_room_for_others() {
         shared: None,
         raw_access: true,
         name: String::new(),
+        device: None,
     };
     let theirs = Hello {
         regions: vec![region],

@@ -386,6 +386,7 @@ fn a_place_that_is_not_one_is_written_nowhere() {
         shared: None,
         raw_access,
         name: String::new(),
+        device: None,
     };
     for (advert, offset) in [
         (advert(true, 100_000), 1),

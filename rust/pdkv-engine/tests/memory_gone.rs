@@ -68,9 +68,9 @@ fn over(way: Way) {
             len: LEN,
         }];
         let (from, to) = if write {
-            (here.memory(), there.memory())
+            (here.memory().host().unwrap(), there.memory().host().unwrap())
         } else {
-            (there.memory(), here.memory())
+            (there.memory().host().unwrap(), here.memory().host().unwrap())
         };
         let transfer = || {
             let options = RawOptions::default();
@@ -148,5 +148,5 @@ fn an_owner_that_cannot_fetch_what_it_was_sent_says_so() {
         .send_message(lane::MESSAGES, &words(&[1]), &[piece], Delivery::Rendezvous, &tally)
         .unwrap();
     assert_eq!(answer(&mut player, 1), ErrorKind::PeerLost as u16);
-    assert!(content(region.memory()).iter().all(|&byte| byte == 0));
+    assert!(content(region.memory().host().unwrap()).iter().all(|&byte| byte == 0));
 }

@@ -22,7 +22,7 @@ const NONCE: [u8; 32] = [0x5A; 32];
 
 /// What an owner with one cache in this very process would say of itself.
 fn advert(consumer: &KvCache) -> Hello {
-    let memory = private(consumer.memory().iter().map(|region| region.len()).sum());
+    let memory = private(consumer.memory().iter().map(pdkv_device::Memory::len).sum());
     let layout = consumer.layout().clone();
     let mut start = 0;
     let regions: Vec<_> = layout
@@ -39,6 +39,7 @@ fn advert(consumer: &KvCache) -> Hello {
                 shared: None,
                 raw_access: false,
                 name: String::new(),
+                device: None,
             }
         })
         .collect();

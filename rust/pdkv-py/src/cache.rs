@@ -205,6 +205,7 @@ impl PyKvCache {
             timeout: enter::duration(py, "timeout_s", timeout_s)?,
             require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
             require_direct,
+            after: None,
             peer: peer.map(|peer| peer.get().connection()),
         };
         let (reference, blocks) = (reference::read(reference)?, blocks::table(into)?);
@@ -255,6 +256,7 @@ impl PyKvCache {
             timeout: enter::duration(py, "timeout_s", timeout_s)?,
             require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
             require_direct,
+            after: None,
             peer: peer.map(|peer| peer.get().connection()),
         };
         let (reference, blocks) = (reference::read(reference)?, blocks::table(block_ids)?);

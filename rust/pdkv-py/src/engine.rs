@@ -41,7 +41,7 @@ pub(crate) struct Handle {
 /// Args:
 ///     name: How peers know this engine.
 ///     listen: `"host:port"` to accept peers at, port 0 for any; `None` only connects.
-///     transports: Names of the transports to use, best first: `"inproc"`, `"shm"`, `"cma"`, `"tcp"`, `"ucx"`. By
+///     transports: Names of the transports to use, best first: `"inproc"`, `"cuda"`, `"shm"`, `"cma"`, `"tcp"`, `"ucx"`. By
 ///         default all, but `"ucx"` only where this host has RDMA devices.
 ///     threads: Threads that copy.
 ///     tcp_streams: Data streams to each peer.

@@ -17,7 +17,7 @@ impl PyPath {
 
 #[pymethods]
 impl PyPath {
-    /// The name of the transport: `"inproc"`, `"shm"`, `"cma"`, `"tcp"` or `"ucx"`.
+    /// The name of the transport: `"inproc"`, `"cuda"`, `"shm"`, `"cma"`, `"tcp"` or `"ucx"`.
     #[getter]
     fn transport(&self) -> &'static str {
         self.0.transport.as_str()

@@ -93,6 +93,7 @@ fn options(py: Python<'_>, timeout_s: f64, require: Option<&str>) -> PyResult<Ra
     Ok(RawOptions {
         timeout: enter::duration(py, "timeout_s", timeout_s)?,
         require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
+        after: None,
     })
 }
 

@@ -60,7 +60,7 @@ pub struct BlockShape {
 impl Plan {
     /// The parts of a plan of pages; `None` for a plan of spans.
     pub fn geometry(&self) -> Option<Geometry<'_>> {
-        match &*self.0 {
+        match &self.0.kind {
             super::Kind::Pages(pages) => Some(Geometry(pages)),
             super::Kind::Spans(_) => None,
         }

@@ -88,7 +88,14 @@ pub struct CopyRun {
 /// # Ok::<(), pdkv_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Plan(Arc<Kind>);
+pub struct Plan(Arc<Proven>);
+
+#[derive(Debug)]
+struct Proven {
+    kind: Kind,
+    /// Bytes of the regions in which both sides stay: the source's, the destination's.
+    region_bytes: [Box<[u64]>; 2],
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -112,7 +119,8 @@ impl Plan {
         dst_blocks: &BlockTable,
         selection: &Selection,
     ) -> Result<Self> {
-        Pages::new(src, src_blocks, dst, dst_blocks, selection).map(|pages| Self(Arc::new(Kind::Pages(pages))))
+        let pages = Pages::new(src, src_blocks, dst, dst_blocks, selection)?;
+        Ok(Self::proven(Kind::Pages(pages), src.region_bytes(), dst.region_bytes()))
     }
 
     /// Plans copying each source span onto the destination span at the same index.
@@ -121,12 +129,25 @@ impl Plan {
     /// `Layout` when the lists or the lengths of a pair differ or two destinations overlap,
     /// `Region` when a span leaves its region.
     pub fn spans(src: &[Span], src_region_bytes: &[u64], dst: &[Span], dst_region_bytes: &[u64]) -> Result<Self> {
-        SpanList::new(src, src_region_bytes, dst, dst_region_bytes).map(|list| Self(Arc::new(Kind::Spans(list))))
+        let list = SpanList::new(src, src_region_bytes, dst, dst_region_bytes)?;
+        Ok(Self::proven(Kind::Spans(list), src_region_bytes, dst_region_bytes))
+    }
+
+    fn proven(kind: Kind, src: &[u64], dst: &[u64]) -> Self {
+        let region_bytes = [src.into(), dst.into()];
+        Self(Arc::new(Proven { kind, region_bytes }))
+    }
+
+    /// Bytes of the source's regions and of the destination's, which the plan does not leave: memory as large can be
+    /// copied without looking at a place again.
+    pub fn region_bytes(&self) -> [&[u64]; 2] {
+        let [src, dst] = &self.0.region_bytes;
+        [src, dst]
     }
 
     /// Number of units; any division of `0..unit_count()` into ranges covers the plan.
     pub fn unit_count(&self) -> u64 {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Pages(pages) => pages.unit_count(),
             Kind::Spans(list) => list.unit_count(),
         }
@@ -134,7 +155,7 @@ impl Plan {
 
     /// Bytes copied by all units.
     pub fn total_bytes(&self) -> u64 {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Pages(pages) => pages.total_bytes(),
             Kind::Spans(list) => list.total_bytes(),
         }
@@ -142,7 +163,7 @@ impl Plan {
 
     /// Contiguous copies that a walk over all units makes.
     pub fn run_count(&self) -> u64 {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Pages(pages) => pages.run_count(),
             Kind::Spans(list) => list.run_count(),
         }
@@ -150,8 +171,10 @@ impl Plan {
 
     /// Bytes this plan occupies.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Kind>()
-            + match &*self.0 {
+        let regions: usize = self.0.region_bytes.iter().map(|bytes| size_of_val(&**bytes)).sum();
+        size_of::<Proven>()
+            + regions
+            + match &self.0.kind {
                 Kind::Pages(pages) => pages.memory_bytes(),
                 Kind::Spans(list) => list.memory_bytes(),
             }
@@ -166,7 +189,7 @@ impl Plan {
     /// none. Stops when `f` breaks. Does not allocate.
     #[inline]
     pub fn walk(&self, units: Range<u64>, f: impl FnMut(CopyRun) -> ControlFlow<()>) -> ControlFlow<()> {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Pages(pages) => pages.walk(units, f),
             Kind::Spans(list) => list.walk(units, f),
         }
@@ -174,7 +197,7 @@ impl Plan {
 
     /// What the plan is made of.
     pub fn explain(&self) -> Explanation {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Pages(pages) => pages.explain(self.memory_bytes()),
             Kind::Spans(list) => list.explain(self.memory_bytes()),
         }

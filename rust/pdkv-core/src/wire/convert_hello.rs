@@ -5,8 +5,8 @@ use core::time::Duration;
 
 use super::convert::{limited, millis, present, sized};
 use super::hello::{
-    CacheAdvert, HandshakeRefusal, Hello, HelloAck, HostFacts, Probe, RegionAdvert, SharedExtent, StreamHello,
-    StreamPurpose,
+    CacheAdvert, DeviceAdvert, HandshakeRefusal, Hello, HelloAck, HostFacts, Probe, RegionAdvert, SharedExtent,
+    StreamHello, StreamPurpose,
 };
 use super::message::{Advertise, Withdraw};
 use super::{MAGIC, MAX_ADVERTS, MAX_FAULT_TEXT, MAX_TEXT, schema, violation};
@@ -174,6 +174,10 @@ impl From<&RegionAdvert> for schema::Region {
             }),
             raw_access: m.raw_access,
             name: m.name.clone(),
+            device: m.device.as_ref().map(|device| schema::Device {
+                uuid: device.uuid.to_vec(),
+                sealed: device.sealed.clone(),
+            }),
         }
     }
 }
@@ -202,6 +206,13 @@ impl TryFrom<schema::Region> for RegionAdvert {
             shared,
             raw_access: m.raw_access,
             name: limited(m.name, "region.name", MAX_TEXT)?,
+            device: match m.device {
+                None => None,
+                Some(device) => Some(DeviceAdvert {
+                    uuid: sized(&device.uuid, "device.uuid")?,
+                    sealed: limited(device.sealed, "device.sealed", MAX_TEXT)?,
+                }),
+            },
         })
     }
 }

@@ -134,6 +134,24 @@ pub struct RegionAdvert {
     pub raw_access: bool,
     /// The name it was registered under, or empty.
     pub name: String,
+    /// What GPU it is memory of; host memory when `None`.
+    pub device: Option<DeviceAdvert>,
+}
+
+impl RegionAdvert {
+    /// Said to be the address of a GPU's memory, which nobody reaches by address: beyond what any process can have, so
+    /// that a release that knows no GPUs and has its kernel try finds nothing there.
+    pub const NOWHERE: u64 = 1 << 63;
+}
+
+/// Which GPU a region is memory of, and whether neighbours may map it. Under what name they do is told to processes of the
+/// same host only, over the local socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceAdvert {
+    /// The GPU's own number, the same for every process.
+    pub uuid: [u8; 16],
+    /// Why no other process can map it; empty when one can.
+    pub sealed: String,
 }
 
 /// Which bytes of a region are in its memfd.

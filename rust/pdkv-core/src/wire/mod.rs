@@ -16,8 +16,8 @@ pub(crate) use table::table_fits;
 
 pub use frame::{FrameDecoder, HELLO_CAP, MAX_FRAME, encode};
 pub use hello::{
-    CacheAdvert, HandshakeRefusal, Hello, HelloAck, HostFacts, Probe, RegionAdvert, SharedExtent, StreamHello,
-    StreamPurpose,
+    CacheAdvert, DeviceAdvert, HandshakeRefusal, Hello, HelloAck, HostFacts, Probe, RegionAdvert, SharedExtent,
+    StreamHello, StreamPurpose,
 };
 pub use message::{
     Abandon, Ack, Advertise, Claim, ClaimStatus, Done, Fault, Goodbye, Grant, Message, Nack, Notify, Ping, Pong,

@@ -110,6 +110,11 @@ schema! {
         #[prost(message, optional, tag = "4")] shared: Option<Shared>,
         #[prost(bool, tag = "5")] raw_access: bool,
         #[prost(string, tag = "6")] name: String,
+        #[prost(message, optional, tag = "7")] device: Option<Device>,
+    }
+    Device {
+        #[prost(bytes = "vec", tag = "1")] uuid: Vec<u8>,
+        #[prost(string, tag = "2")] sealed: String,
     }
     Shared {
         #[prost(uint64, tag = "1")] offset: u64,

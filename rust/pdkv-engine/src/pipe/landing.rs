@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use pdkv_core::id::PeerKey;
 use pdkv_core::wire::{Advertise, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{HostRegion, HugePages};
+use pdkv_device::{HostRegion, HugePages, Memory};
 
 use crate::registry::LocalRegion;
 use crate::shared::Shared;
@@ -156,8 +156,8 @@ impl Slabs {
     }
 
     /// Takes the registration of a slab back, and not the slab: somebody may be writing it.
-    pub(super) fn strike(&self, slab: Slab) -> Arc<HostRegion> {
-        let memory = Arc::clone(&slab.region.memory);
+    pub(super) fn strike(&self, slab: Slab) -> Memory {
+        let memory = slab.region.memory.clone();
         self.forget(vec![slab.region]);
         memory
     }
@@ -204,7 +204,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn memory(&self) -> &HostRegion {
+    pub(super) fn memory(&self) -> &Memory {
         &self.region.memory
     }
 

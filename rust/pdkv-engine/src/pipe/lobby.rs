@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::id::{Incarnation, PeerKey};
 use pdkv_core::{Error, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 
 use super::guest::{Guest, has_hung_up};
 use crate::shared::{Shared, nanos};
@@ -44,7 +44,7 @@ pub(super) struct Inner {
 }
 
 /// Memory, and the stream whose end says that its sender writes no more.
-type Shut = (Arc<TcpStream>, Arc<HostRegion>);
+type Shut = (Arc<TcpStream>, Memory);
 
 /// What engines that are gone could not give back: a sender that is stopped by a debugger, say, writes on when it goes
 /// on, into whatever has the address then.
@@ -236,7 +236,7 @@ impl Pipes {
     }
 
     /// Keeps memory until the other end of the stream is closed.
-    pub(super) fn quarantine(&self, shared: &Arc<Shared>, stream: Arc<TcpStream>, memory: Arc<HostRegion>) {
+    pub(super) fn quarantine(&self, shared: &Arc<Shared>, stream: Arc<TcpStream>, memory: Memory) {
         sweep();
         self.lock().shut.push((stream, memory));
         self.arm(shared, shared.clock.now() + WATCH);

@@ -146,10 +146,11 @@ fn start(
         require: None,
         timeout: Duration::MAX,
         notify: None,
+        after: None,
         posted: Instant::now(),
     };
     let here = Table {
-        regions: vec![Arc::clone(memory)],
+        regions: vec![Arc::clone(memory).into()],
         spans,
     };
     let there = Table {

@@ -1,11 +1,12 @@
 //! The movers of bytes, behind one trait with capabilities as data.
 //!
 //! A [`Link`] is one way to one peer. One-sided links (`inproc`, `shm`, `cma`) copy in this
-//! process, on the copy threads or, for little work, right where they are called. The two-sided
+//! process, on the copy threads or, for little work, right where they are called; so does `cuda`, on a GPU. The two-sided
 //! link (`tcp`) lets both ends gather and scatter by their own tables. A lane of `ucx` is one or the
 //! other, as both ends agree. Which link a transfer takes is decided in [`pick`], by the pure chooser
 //! of `pdkv-core`, which also keeps the reasons.
 
+pub(crate) mod gpu;
 pub(crate) mod onesided;
 pub(crate) mod request;
 pub(crate) mod serving;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 use pdkv_core::capability::{Capability, Offer, Require, Wish, choose};
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Memory;
 
 use crate::config::TransportKind;
 use crate::remote::RemoteRegion;
@@ -31,8 +33,8 @@ pub(crate) trait Link: Send + Sync {
     /// What it rides on, for `path.detail`.
     fn detail(&self) -> String;
 
-    /// Whether it reaches all of these regions; the reason when not.
-    fn reaches(&self, regions: &[Arc<RemoteRegion>]) -> Result<(), String>;
+    /// Whether it moves bytes between all of our memory and all of these regions; the reason when not.
+    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String>;
 
     /// Starts moving. The work reports its own end exactly once, whatever happens.
     fn start(self: Arc<Self>, work: Arc<Work>);
@@ -43,8 +45,45 @@ pub(crate) trait Link: Send + Sync {
     /// Moves everything in the calling thread, for work so small that handing it over costs more.
     fn run_inline(self: Arc<Self>, work: &Arc<Work>);
 
+    /// Whether it waits for a transfer's event by itself, where the bytes are moved. If not, the transfer starts after it.
+    fn orders_events(&self) -> bool {
+        false
+    }
+
     /// Ends whatever blocks on the peer for this link: called when the peer is lost.
     fn shut_down(&self);
+}
+
+/// Starts the work, once what it comes after has passed; runs it here when that is cheaper than handing it over.
+pub(crate) fn start(link: Arc<dyn Link>, work: Arc<Work>, small: bool) {
+    if work.after.is_some() && !link.orders_events() {
+        let (shared, mine) = (Arc::clone(&work.shared), Arc::clone(&work));
+        let wait = move || match mine.await_event() {
+            Ok(()) => link.start(mine),
+            Err(error) => mine.refuse(error),
+        };
+        if let Err(error) = shared.movers.task(wait) {
+            work.refuse(error);
+        }
+    } else if small && link.ready_inline(&work) {
+        link.run_inline(&work);
+    } else {
+        link.start(work);
+    }
+}
+
+/// For links that move host memory only: refuses any other.
+///
+/// # Errors
+/// The reason, which names the memory.
+pub(crate) fn host_only(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    for memory in local {
+        memory.host().map_err(|error| error.message().to_owned())?;
+    }
+    match remote.iter().find(|region| region.is_device()) {
+        Some(region) => Err(format!("region `{}` of the peer is device memory", region.id)),
+        None => Ok(()),
+    }
 }
 
 /// A link, or why there is none.
@@ -61,15 +100,20 @@ pub(crate) struct Need {
     pub(crate) runs: u64,
 }
 
-/// Picks the cheapest way that reaches the regions and meets the wish.
+/// Picks the cheapest way that moves between our memory and the peer's regions and meets the wish.
 ///
 /// # Errors
 /// `Unsupported` naming every transport and its reason.
-pub(crate) fn pick(ways: &[Way], regions: &[Arc<RemoteRegion>], need: Need) -> Result<(Arc<dyn Link>, Arc<Path>)> {
+pub(crate) fn pick(
+    ways: &[Way],
+    local: &[Memory],
+    remote: &[Arc<RemoteRegion>],
+    need: Need,
+) -> Result<(Arc<dyn Link>, Arc<Path>)> {
     let offer = |way: &Way| Offer {
         transport: way.kind,
         usable: match &way.link {
-            Ok(link) => link.reaches(regions).and_then(|()| match link.capability() {
+            Ok(link) => link.reaches(local, remote).and_then(|()| match link.capability() {
                 // What it rides on instead is the reason.
                 able if need.wish.require == Some(Require::Rdma) && !able.rdma => {
                     Err(format!("not RDMA: {}", link.detail()))

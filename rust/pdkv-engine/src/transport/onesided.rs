@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use pdkv_core::capability::{Capability, Require};
 use pdkv_core::plan::CopyRun;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Process};
+use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Memory, Process};
 
 use super::work::Program;
-use super::{Direction, Link, Work};
+use super::{Direction, Link, Work, host_only};
 use crate::config::TransportKind;
 use crate::mover::{Job, Movers, Step};
 use crate::remote::{Mapped, RemoteRegion};
@@ -71,6 +71,9 @@ impl OneSided {
 
     /// Whether [`copy_one`](Self::copy_one) would not wait for a mapping.
     pub(crate) fn ready(&self, regions: &[Arc<RemoteRegion>]) -> bool {
+        if regions.iter().any(|region| region.is_device()) {
+            return false;
+        }
         let within_reach = |region: &Arc<RemoteRegion>| {
             region.mapped_now().is_some() && (region.wholly_shared() || self.process.is_some())
         };
@@ -89,7 +92,7 @@ impl OneSided {
             && let Some(mapped) = remote.0.mapped_now()
             && let Some(at) = mapped.locate(remote.1, len)
         {
-            copy(direction, local, (&mapped.memory, at), len)?;
+            copy(direction, local, (mapped.memory.host()?, at), len)?;
             pdkv_device::copy_fence();
             return Ok(());
         }
@@ -175,7 +178,7 @@ impl OneSided {
             Direction::Read => (run.dst, run.src),
             Direction::Write => (run.src, run.dst),
         };
-        let local = &work.local[near.region as usize];
+        let local = work.local[near.region as usize].host()?;
         let region = &work.remote[far.region as usize];
         let Some(mapped) = &mapped[far.region as usize] else {
             return self.queue(
@@ -189,7 +192,12 @@ impl OneSided {
             );
         };
         if let Some(at) = mapped.locate(far.offset, run.len) {
-            return lanes.copy(work.direction, (local, near.offset), (&mapped.memory, at), run.len);
+            return lanes.copy(
+                work.direction,
+                (local, near.offset),
+                (mapped.memory.host()?, at),
+                run.len,
+            );
         }
         // The run touches an edge outside the mapping: cut it in at most three.
         let inside_start = mapped.region_offset.clamp(far.offset, far.offset + run.len);
@@ -214,7 +222,7 @@ impl OneSided {
             lanes.copy(
                 work.direction,
                 (local, near_offset),
-                (&mapped.memory, at),
+                (mapped.memory.host()?, at),
                 inside_end - inside_start,
             )?;
         }
@@ -308,8 +316,9 @@ impl Link for OneSided {
         self.path.detail.clone()
     }
 
-    fn reaches(&self, regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        for region in regions {
+    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        host_only(local, remote)?;
+        for region in remote {
             match self.kind {
                 TransportKind::Inproc | TransportKind::Shm => {
                     region.mappable()?;

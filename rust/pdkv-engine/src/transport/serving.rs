@@ -10,7 +10,7 @@ use pdkv_core::id::{PeerKey, TransferId};
 use pdkv_core::plan::{PageWalk, WireOrder};
 use pdkv_core::reference::ExportKind;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 
 use super::request::{Request, Target, Verb, WireSpan};
 use crate::shared::Shared;
@@ -19,7 +19,7 @@ use crate::shared::Shared;
 pub(crate) struct Serving {
     pub(crate) kind: ExportKind,
     pub(crate) walk: PageWalk,
-    pub(crate) regions: Vec<Arc<HostRegion>>,
+    pub(crate) regions: Vec<Memory>,
     /// The claim is over: stop touching memory.
     pub(crate) ended: AtomicBool,
 }
@@ -33,6 +33,7 @@ impl Serving {
             view.ok_or_else(|| node.why_ended(peer, transfer))?
         };
         let cache = shared.registry.cache(view.cache)?;
+        cache.memory.iter().try_for_each(|memory| memory.host().map(drop))?;
         let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
         let walk = match view.kind {
             ExportKind::Export => PageWalk::new(&cache.layout, &view.blocks, &view.selection, order),
@@ -157,7 +158,7 @@ impl Drop for Permit {
 }
 
 /// Where in which of our regions, and how long.
-pub(crate) type Place = (Arc<HostRegion>, u64, u64);
+pub(crate) type Place = (Memory, u64, u64);
 
 /// Judges the spans of a request: regions, offsets, lengths.
 ///
@@ -168,6 +169,7 @@ pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u
     let mut bytes = 0_u64;
     for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
         let region = shared.registry.raw_region(peer, span.region)?;
+        region.host()?;
         let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
         if !fits {
             let text = format!(

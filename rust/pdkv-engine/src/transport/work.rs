@@ -4,12 +4,13 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pdkv_core::id::TransferId;
 use pdkv_core::plan::{PageWalk, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
+use pdkv_device::cuda::Event;
 
 use crate::remote::{Mapped, RemoteRegion};
 use crate::shared::Shared;
@@ -56,8 +57,10 @@ pub(crate) struct Work {
     pub(crate) shared: Arc<Shared>,
     pub(crate) direction: Direction,
     pub(crate) program: Program,
+    /// What must have passed before a byte is touched.
+    pub(crate) after: Option<Arc<Event>>,
     /// By the program's region index on our side.
-    pub(crate) local: Vec<Arc<HostRegion>>,
+    pub(crate) local: Vec<Memory>,
     /// By the program's region index on the peer's side.
     pub(crate) remote: Vec<Arc<RemoteRegion>>,
     started: Instant,
@@ -78,7 +81,8 @@ impl Work {
         shared: Arc<Shared>,
         direction: Direction,
         program: Program,
-        local: Vec<Arc<HostRegion>>,
+        after: Option<Arc<Event>>,
+        local: Vec<Memory>,
         remote: Vec<Arc<RemoteRegion>>,
     ) -> Self {
         let units = program.unit_count().max(1);
@@ -87,6 +91,7 @@ impl Work {
             core,
             shared,
             direction,
+            after,
             local,
             remote,
             started: Instant::now(),
@@ -159,6 +164,22 @@ impl Work {
         self.staged.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Whether its transfer is to stop.
+    pub(crate) fn stopped(&self) -> bool {
+        self.core.stopped()
+    }
+
+    /// Blocks until what it comes after has passed, or its transfer is to stop.
+    pub(crate) fn await_event(&self) -> Result<()> {
+        let Some(after) = &self.after else { return Ok(()) };
+        let mut pause = Duration::from_micros(20);
+        while !self.stopped() && !after.passed()? {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Whether it has failed, in anybody's hands.
     pub(crate) fn failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
@@ -168,6 +189,13 @@ impl Work {
     pub(crate) fn fail(&self, error: Error) {
         self.failure.lock().expect("no holder panics").get_or_insert(error);
         self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// It is not begun: nobody has touched memory for it.
+    pub(crate) fn refuse(self: &Arc<Self>, error: Error) {
+        self.employ(1);
+        self.fail(error);
+        self.leave();
     }
 
     /// One thread has stopped touching memory for this work. The last one reports the end.

@@ -1,8 +1,10 @@
 //! Two engines with caches whose every byte tells where it belongs.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod child;
 pub(crate) mod fake;
 pub(crate) mod lane;
+pub(crate) mod standin;
 pub(crate) mod ucx;
 
 use std::sync::Arc;
@@ -13,7 +15,8 @@ use pdkv_core::block_table::BlockTable;
 use pdkv_core::dtype::DType;
 use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
 use pdkv_core::shard::Shard;
-use pdkv_device::{HostRegion, HugePages};
+use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu};
+use pdkv_device::{HostRegion, HugePages, Memory as Registered};
 use pdkv_engine::{Engine, EngineConfig, KvCache, Peer, TransportKind};
 
 pub(crate) const LAYERS: u64 = 3;
@@ -46,6 +49,14 @@ pub(crate) fn every_way() -> Vec<Way> {
 pub(crate) enum Memory {
     Shared,
     Private,
+    /// Of GPU 0, which is the stand-in's: of our own allocation, which descriptors name.
+    Device,
+    /// Of GPU 0, as `cudaMalloc` makes it, which CUDA IPC names.
+    Malloc,
+    /// As `Device`, of GPU 1.
+    Other,
+    /// Of GPU 0, many allocations side by side, as expandable segments are.
+    Segments,
 }
 
 pub(crate) fn memory_for(kind: TransportKind) -> Memory {
@@ -61,15 +72,29 @@ pub(crate) fn memory_for(kind: TransportKind) -> Memory {
 pub(crate) struct Way {
     pub(crate) kind: TransportKind,
     pub(crate) lane: Option<ucx::Lane>,
+    /// The memory of the producer and of the consumer.
+    pub(crate) memory: [Memory; 2],
 }
 
 impl From<TransportKind> for Way {
     fn from(kind: TransportKind) -> Self {
-        Self { kind, lane: None }
+        Self {
+            kind,
+            lane: None,
+            memory: [memory_for(kind); 2],
+        }
     }
 }
 
 impl Way {
+    /// By a GPU, between such memory.
+    pub(crate) fn cuda(producer: Memory, consumer: Memory) -> Self {
+        Self {
+            memory: [producer, consumer],
+            ..TransportKind::Cuda.into()
+        }
+    }
+
     /// Whether no payload byte rests on the way.
     pub(crate) fn is_direct(&self) -> bool {
         self.lane.is_none_or(ucx::Lane::is_direct)
@@ -116,6 +141,38 @@ pub(crate) fn allocate(memory: Memory, len: u64) -> Arc<HostRegion> {
     match memory {
         Memory::Shared => HostRegion::allocate(len, HugePages::Never).expect("a pool"),
         Memory::Private => private(len),
+        _ => panic!("host memory is wanted"),
+    }
+}
+
+/// Memory of any kind.
+pub(crate) fn memory(kind: Memory, len: u64) -> Registered {
+    match kind {
+        Memory::Device | Memory::Other => {
+            let gpu = Gpu::open(u32::from(kind == Memory::Other)).expect("the stand-in");
+            DeviceRegion::allocate(&gpu, len).expect("device memory").into()
+        }
+        Memory::Malloc => {
+            let gpu = Gpu::open(0).expect("the stand-in");
+            let buffer = DeviceBuffer::new(gpu.context(), len as usize).expect("device memory");
+            buffer.fill(gpu.stream(), 0).expect("zeros");
+            gpu.stream().synchronize().expect("zeros");
+            let address = buffer.address();
+            // SAFETY: the buffer goes with the region.
+            let region = unsafe { DeviceRegion::from_raw(&gpu, address, len, Box::new(buffer)) };
+            region.expect("device memory").into()
+        }
+        Memory::Segments => {
+            let gpu = Gpu::open(0).expect("the stand-in");
+            // It begins in the middle of the first and ends in the middle of the last.
+            let (before, segment) = (1 << 20, 2 << 20);
+            let count = (before + len).div_ceil(segment);
+            let address = standin::segments(count as i32) + before;
+            // SAFETY: never freed, for tests are short.
+            let region = unsafe { DeviceRegion::from_raw(&gpu, address, len, Box::new(())) };
+            region.expect("device memory").into()
+        }
+        host => allocate(host, len).into(),
     }
 }
 
@@ -150,9 +207,9 @@ pub(crate) fn cache(engine: &Engine, memory: Memory) -> KvCache {
 }
 
 /// A cache with so many bytes for each token and head.
-pub(crate) fn cache_of(engine: &Engine, memory: Memory, content: u64) -> KvCache {
+pub(crate) fn cache_of(engine: &Engine, kind: Memory, content: u64) -> KvCache {
     let len = LAYERS * u64::from(BLOCKS) * HEADS * TOKENS * content;
-    let region = allocate(memory, len);
+    let region = memory(kind, len);
     let layout = layout(region.address(), content);
     // Adjacent tensors may be one region or several, as the layout decides.
     let regions = regions_of(&region, &layout);
@@ -161,22 +218,17 @@ pub(crate) fn cache_of(engine: &Engine, memory: Memory, content: u64) -> KvCache
         .expect("registers")
 }
 
-fn regions_of(region: &Arc<HostRegion>, layout: &KvLayout) -> Vec<Arc<HostRegion>> {
-    if layout.region_bytes().len() == 1 {
-        return vec![Arc::clone(region)];
-    }
-    let mut start = region.address();
-    layout
-        .region_bytes()
-        .iter()
-        .map(|&len| {
-            let keep = Box::new(Arc::clone(region));
-            // SAFETY: a part of a region that `keep` keeps mapped.
-            let part = unsafe { HostRegion::from_raw(start, len, keep) }.expect("a part");
-            start += len;
-            part
-        })
-        .collect()
+fn regions_of(region: &Registered, layout: &KvLayout) -> Vec<Registered> {
+    let mut start = 0;
+    let parts = layout.region_bytes().iter().map(|&len| {
+        let part = match region {
+            Registered::Host(region) => region.part(start, len).expect("a part").into(),
+            Registered::Device(region) => region.part(start, len).expect("a part").into(),
+        };
+        start += len;
+        part
+    });
+    parts.collect()
 }
 
 /// The byte at one place, different for neighbours in every direction.
@@ -191,7 +243,7 @@ fn place(cache: &KvCache, layer: u64, block: u32) -> (usize, u64) {
     (region, plane.planes[0].offset + u64::from(block) * plane.block_stride)
 }
 
-pub(crate) fn fill(cache: &KvCache, memory: &[Arc<HostRegion>], seed: u64) {
+pub(crate) fn fill(cache: &KvCache, memory: &[Registered], seed: u64) {
     for layer in 0..LAYERS {
         for block in 0..BLOCKS {
             let bytes: Vec<u8> = (0..BLOCK_BYTES).map(|at| byte(seed, layer, block, at)).collect();
@@ -202,7 +254,7 @@ pub(crate) fn fill(cache: &KvCache, memory: &[Arc<HostRegion>], seed: u64) {
 }
 
 /// The bytes of one block of one layer.
-pub(crate) fn read(cache: &KvCache, memory: &[Arc<HostRegion>], layer: u64, block: u32) -> Vec<u8> {
+pub(crate) fn read(cache: &KvCache, memory: &[Registered], layer: u64, block: u32) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_BYTES as usize];
     let (region, offset) = place(cache, layer, block);
     memory[region].read_at(offset, &mut bytes).expect("in range");
@@ -231,8 +283,8 @@ impl Pair {
         let way = way.into();
         let producer = way.engine("producer");
         let consumer = way.engine("consumer");
-        let source = cache(&producer, memory_for(way.kind));
-        let target = cache(&consumer, memory_for(way.kind));
+        let source = cache(&producer, way.memory[0]);
+        let target = cache(&consumer, way.memory[1]);
         fill(&source, source.memory(), 1);
         fill(&target, target.memory(), 2);
         let address = producer.address().expect("listens").to_owned();

@@ -64,8 +64,8 @@ impl Lane {
 impl From<Lane> for Way {
     fn from(lane: Lane) -> Self {
         Self {
-            kind: TransportKind::Ucx,
             lane: Some(lane),
+            ..TransportKind::Ucx.into()
         }
     }
 }

@@ -9,7 +9,7 @@ struct Held {
     BlockPtr block;
     int holders;
 };
-std::map<u64, Held> handles;
+std::map<u64, Held> &handles = *new std::map<u64, Held>;
 u64 next_handle = 0x1000;
 
 struct Properties {

@@ -38,9 +38,9 @@ struct Mapping {
     int opened;             // how often, by CUDA IPC
     bool exported;          // by CUDA IPC
 };
-std::map<u64, Mapping> mappings;
-std::map<u64, std::size_t> reservations;
-std::set<std::pair<int, int>> peers;  // that may touch each other's memory: who, whose
+std::map<u64, Mapping> &mappings = *new std::map<u64, Mapping>;
+std::map<u64, std::size_t> &reservations = *new std::map<u64, std::size_t>;
+std::set<std::pair<int, int>> &peers = *new std::set<std::pair<int, int>>;  // that may touch each other's memory: who, whose
 
 std::size_t whole(std::size_t bytes, std::size_t unit) {
     return (bytes + unit - 1) / unit * unit;
@@ -116,7 +116,7 @@ struct Known {
     std::size_t bytes;
     bool own;
 };
-std::map<u64, Known> host_memory;
+std::map<u64, Known> &host_memory = *new std::map<u64, Known>;
 
 const std::pair<const u64, Known> *find_host(u64 address) {
     auto after = host_memory.upper_bound(address);

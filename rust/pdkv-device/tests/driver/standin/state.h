@@ -80,13 +80,14 @@ struct Settings {
         return -1;
     }
 };
-Settings settings;
+// What lasts is never destroyed: at the end of a process other threads may still be in here.
+Settings &settings = *new Settings;
 
 std::mutex lock;
-std::condition_variable released;  // from a hold
+std::condition_variable &released = *new std::condition_variable;  // from a hold
 
-std::map<std::string, long> alive;  // and, as `calls NAME`, how often a call was made
-std::string report;
+std::map<std::string, long> &alive = *new std::map<std::string, long>;  // and, as `calls NAME`, how often a call was made
+std::string &report = *new std::string;
 int process = 0;  // that called cuInit
 int sticky = 0;   // what every call returns since something failed on the device
 
@@ -95,7 +96,7 @@ struct Failure {
     long nth;  // 0: every time
     int status;
 };
-std::vector<Failure> failures;
+std::vector<Failure> &failures = *new std::vector<Failure>;
 
 void fail(const std::string &call, long nth, int status) {
     failures.push_back({call, nth, status});

@@ -42,9 +42,9 @@ struct Context {
     int device = 0, retained = 0;
     StreamPtr default_stream;
 };
-std::map<int, Context> contexts;
+std::map<int, Context> &contexts = *new std::map<int, Context>;
 thread_local std::vector<Context *> entered;
-std::map<void *, StreamPtr> streams;
+std::map<void *, StreamPtr> &streams = *new std::map<void *, StreamPtr>;
 
 // 0, 1 and 2 are names of the default stream.
 bool address_is_default(void *handle) {

@@ -8,7 +8,7 @@ use pdkv_core::capability::Capability;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::IoBatch;
+use pdkv_device::{IoBatch, Memory};
 
 use super::codec::Response;
 use super::socket::Socket;
@@ -16,7 +16,7 @@ use crate::mover::Movers;
 use crate::remote::RemoteRegion;
 use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
 use crate::transport::work::Program;
-use crate::transport::{Direction, Link, Work};
+use crate::transport::{Direction, Link, Work, host_only};
 
 /// Requests kept in flight on one stream, so that the owner never waits for the next one.
 const DEPTH: usize = 2;
@@ -83,8 +83,8 @@ impl Link for TcpLink {
         format!("{} {} streams", self.streams, self.family)
     }
 
-    fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        Ok(())
+    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        host_only(local, remote)
     }
 
     fn start(self: Arc<Self>, work: Arc<Work>) {
@@ -249,7 +249,7 @@ impl Stream<'_> {
     fn payload(&mut self, units: &Range<u64>) -> Result<()> {
         let (work, socket, batch) = (self.work, self.socket, &mut self.batch);
         let mut each = |span: Span| -> Result<()> {
-            if batch.push(&work.local[span.region as usize], span.offset, span.len)? {
+            if batch.push(work.local[span.region as usize].host()?, span.offset, span.len)? {
                 flush(work, socket, batch)?;
             }
             Ok(())

@@ -135,7 +135,7 @@ impl Server<'_> {
             Verb::Put => batch.recv_all(self.socket.fd(), &self.never).map(drop),
         };
         for (region, offset, len) in found {
-            if batch.push(region, *offset, *len)? {
+            if batch.push(region.host()?, *offset, *len)? {
                 flush(batch)?;
             }
         }
@@ -152,7 +152,10 @@ impl Server<'_> {
         let mut batch = std::mem::take(&mut self.spare).recycle();
         let mut failure = None;
         let _ = serving.walk.walk(units, |span: Span| {
-            let outcome = match batch.push(&serving.regions[span.region as usize], span.offset, span.len) {
+            let pushed = serving.regions[span.region as usize]
+                .host()
+                .and_then(|region| batch.push(region, span.offset, span.len));
+            let outcome = match pushed {
                 Ok(false) => Ok(()),
                 Ok(true) => io(&mut batch, self.socket.fd(), &self.never),
                 Err(error) => Err(error),

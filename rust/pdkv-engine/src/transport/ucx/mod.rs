@@ -28,8 +28,9 @@ use pdkv_core::id::PeerKey;
 use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::session::{Established, features};
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Memory;
 
-use super::{Link, Work};
+use super::{Link, Work, host_only};
 use crate::dial::StreamDial;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
@@ -204,7 +205,8 @@ impl Link for UcxLink {
             .map_or_else(String::new, |(_, detail)| detail.clone())
     }
 
-    fn reaches(&self, _regions: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        host_only(local, remote)?;
         let mut state = self.state();
         let due = state
             .broken

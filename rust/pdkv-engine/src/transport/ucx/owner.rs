@@ -10,7 +10,7 @@ use std::time::Instant;
 use pdkv_core::id::{PeerKey, RegionId};
 use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 use pdkv_ucx::{Delivery, Inbox, Incoming, MESSAGE_MAX_PIECES, MemoryHandle, Piece, PieceMemory, Tally};
 
 use super::codec::{Frame, misplaced};
@@ -327,9 +327,9 @@ fn refuse(desk: &mut Desk, id: u64, error: &Error) -> Result<()> {
     })
 }
 
-fn handle(desk: &Desk, made: &Made, region: &Arc<HostRegion>) -> Result<Arc<MemoryHandle>> {
+fn handle(desk: &Desk, made: &Made, memory: &Memory) -> Result<Arc<MemoryHandle>> {
     let shared = &desk.shared;
-    shared.ucx.memory(&shared.registry, &made.context, region)
+    shared.ucx.memory(&shared.registry, &made.context, memory)
 }
 
 fn pieces_of(desk: &Desk, made: &Made, permit: &Permit) -> Result<Vec<Piece>> {

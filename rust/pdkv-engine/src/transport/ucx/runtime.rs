@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 use pdkv_ucx::find::{self, Search};
 use pdkv_ucx::{Context, Features, Library, MemoryHandle, Settings};
 
@@ -80,13 +80,9 @@ impl Runtime {
     /// A region's handle in one of the two contexts, made at first use.
     ///
     /// # Errors
-    /// `Capacity` when an adapter can't pin the memory, `Closed`.
-    pub(super) fn memory(
-        &self,
-        registry: &Registry,
-        context: &Context,
-        region: &Arc<HostRegion>,
-    ) -> Result<Arc<MemoryHandle>> {
+    /// `Capacity` when an adapter can't pin the memory, `Unsupported` for memory of a GPU, `Closed`.
+    pub(super) fn memory(&self, registry: &Registry, context: &Context, memory: &Memory) -> Result<Arc<MemoryHandle>> {
+        let region = memory.host()?;
         let key = (context.features().one_sided, Arc::as_ptr(region) as usize);
         if let Some(handle) = self.state(|state| state.memory.get(&key).cloned()) {
             return Ok(handle);
@@ -99,13 +95,14 @@ impl Runtime {
         });
         // It may have been deregistered meanwhile, or is no region of ours: then nobody else would drop this.
         if !registry.lends(region) {
-            self.forget(region);
+            self.forget(memory);
         }
         Ok(handle)
     }
 
     /// Drops the handles of a region that is registered no more. Operations under way keep theirs.
-    pub(crate) fn forget(&self, region: &Arc<HostRegion>) {
+    pub(crate) fn forget(&self, memory: &Memory) {
+        let Ok(region) = memory.host() else { return };
         let at = Arc::as_ptr(region) as usize;
         // Outside the lock: undoing the registration of much memory takes a while.
         let dropped = self.state(|state| [true, false].map(|puts| state.memory.remove(&(puts, at))));

@@ -113,7 +113,7 @@ fn handles_go_with_their_regions_and_with_the_engine() {
             read(&peer, into, from).unwrap();
         }
         assert_eq!((held(&owner), held(&reader)), (3, 3));
-        let alive = Arc::downgrade(regions[0].1.memory());
+        let alive = Arc::downgrade(regions[0].1.memory().host().unwrap());
         for (into, from) in regions {
             into.deregister().unwrap();
             from.deregister().unwrap();
@@ -205,6 +205,7 @@ fn a_panic_on_a_lane_takes_it_apart_in_order() {
         shared,
         Direction::Read,
         nothing,
+        None,
         Vec::new(),
         Vec::new(),
     ));

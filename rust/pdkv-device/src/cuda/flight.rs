@@ -1,0 +1,321 @@
+//! Copies of plans on a GPU, for those who may not hold an address.
+//!
+//! What is copied between is handed over with the plan and kept until the GPU is done: that, and the plan's own proof that it
+//! stays inside its regions, is what makes a launch safe. The owner of a [`Courier`] is one thread, which looks now and then at
+//! what has arrived.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pdkv_core::plan::Plan;
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::gpu::Gpu;
+use super::host::HostAccess;
+use super::mapping::DeviceMapping;
+use super::queue::{CopyQueue, Ticket};
+use super::region::DeviceRegion;
+use super::stream::Event;
+use crate::kernels::{Jobs, Logical, Wishes};
+use crate::region::read_only;
+
+/// Streams of one courier: as many copies are under way side by side.
+const LANES: usize = 4;
+
+/// Memory that a GPU reaches, and what keeps it so.
+#[derive(Clone, Debug)]
+pub enum Reach {
+    /// Of this process, on this GPU or on one beside it.
+    Device(Arc<DeviceRegion>),
+    /// Of another process on this host.
+    Mapping(Arc<DeviceMapping>),
+    /// Of the host, registered with the driver.
+    Host(Arc<HostAccess>),
+}
+
+impl Reach {
+    /// Where the GPU finds the first byte.
+    pub fn device_address(&self) -> u64 {
+        match self {
+            Self::Device(region) => region.address(),
+            Self::Mapping(mapping) => mapping.address(),
+            Self::Host(access) => access.device_address(),
+        }
+    }
+
+    /// The number of bytes.
+    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Device(region) => region.len(),
+            Self::Mapping(mapping) => mapping.len(),
+            Self::Host(access) => access.len(),
+        }
+    }
+}
+
+/// A plan to be copied.
+#[derive(Debug)]
+pub struct Cargo<T> {
+    /// What goes where.
+    pub plan: Plan,
+    /// The plan's source regions, by their numbers.
+    pub src: Vec<Reach>,
+    /// Its destination regions.
+    pub dst: Vec<Reach>,
+    /// What the GPU waits for before it begins.
+    pub after: Option<Arc<Event>>,
+    /// Whose it is: comes back with the outcome.
+    pub owner: T,
+}
+
+/// A cargo that is not under way any more: nothing touches its memory.
+#[derive(Debug)]
+pub struct Landed<T> {
+    /// Whose it was.
+    pub owner: T,
+    /// Whether every byte is placed.
+    pub outcome: Result<()>,
+}
+
+/// Carries cargo on one GPU, on streams of its own. Dropping it waits for what is under way, and tells nobody: see [`close`](Self::close).
+#[derive(Debug)]
+pub struct Courier<T> {
+    gpu: Gpu,
+    lanes: Vec<Lane<T>>,
+    /// What found no room yet.
+    waiting: VecDeque<Cargo<T>>,
+    jobs: Jobs,
+    broken: bool,
+}
+
+/// Drop order: the queue waits for its stream, then what is under way lets go of its memory.
+#[derive(Debug)]
+struct Lane<T> {
+    queue: CopyQueue,
+    /// In the order of the stream.
+    under_way: VecDeque<(Ticket, Cargo<T>)>,
+}
+
+impl<T> Courier<T> {
+    /// Finds the GPU's kernels, which may take seconds the first time, and makes its streams.
+    ///
+    /// # Errors
+    /// `Unsupported` without kernels for the GPU, `Device` when the driver fails.
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        let kernels = gpu.kernels()?;
+        let lane = || {
+            Ok(Lane {
+                queue: CopyQueue::new(kernels)?,
+                under_way: VecDeque::new(),
+            })
+        };
+        Ok(Self {
+            gpu: gpu.clone(),
+            lanes: (0..LANES).map(|_| lane()).collect::<Result<_>>()?,
+            waiting: VecDeque::new(),
+            jobs: Jobs::default(),
+            broken: false,
+        })
+    }
+
+    /// Whether anything is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() || self.lanes.iter().any(|lane| !lane.under_way.is_empty())
+    }
+
+    /// Whether the GPU has failed, so that nothing can be carried any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Sends cargo on its way. Does not wait for it. What is refused comes back at once, and nothing touches its memory.
+    ///
+    /// # Errors
+    /// `Region` when memory is smaller than the plan's regions, `Unsupported` when this GPU does not reach it, `Layout` and
+    /// `Capacity` for what no launch can do, `Device` when the driver refuses.
+    pub fn post(&mut self, cargo: Cargo<T>) -> Result<(), (T, Error)> {
+        if let Err(error) = self.check(&cargo) {
+            return Err((cargo.owner, error));
+        }
+        if !self.waiting.is_empty() {
+            self.waiting.push_back(cargo);
+            return Ok(());
+        }
+        match self.send(cargo) {
+            Sent::Flying => Ok(()),
+            Sent::Full(cargo) => {
+                self.waiting.push_back(cargo);
+                Ok(())
+            }
+            Sent::Refused(cargo, error) => Err((cargo.owner, error)),
+        }
+    }
+
+    /// The cargo that has landed since the last look.
+    pub fn landed(&mut self) -> Vec<Landed<T>> {
+        let mut landed = Vec::new();
+        for lane in &mut self.lanes {
+            self.broken |= lane.look(&mut landed);
+        }
+        while let Some(cargo) = self.waiting.pop_front() {
+            match self.send(cargo) {
+                Sent::Flying => {}
+                Sent::Full(cargo) => {
+                    self.waiting.push_front(cargo);
+                    break;
+                }
+                Sent::Refused(cargo, error) => landed.push(Landed::failed(cargo, error)),
+            }
+        }
+        landed
+    }
+
+    /// Waits until nothing is under way, and gives back all that was: after a failure nobody knows what else has failed.
+    pub fn close(mut self) -> Vec<Landed<T>> {
+        let mut landed = Vec::new();
+        for lane in &mut self.lanes {
+            // A driver that fails may go on all the same: what is not known to be over is asked for again.
+            while !lane.look(&mut landed) && !lane.under_way.is_empty() {
+                let _ = lane.queue.stream().synchronize();
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for cargo in self.waiting.drain(..) {
+            let error = Error::new(ErrorKind::Device, OPERATION, "the GPU failed before the copy was begun");
+            landed.push(Landed::failed(cargo, error));
+        }
+        landed
+    }
+
+    fn check(&self, cargo: &Cargo<T>) -> Result<()> {
+        let [src, dst] = cargo.plan.region_bytes();
+        for (bytes, reaches) in [(src, &cargo.src), (dst, &cargo.dst)] {
+            let held = bytes.len() == reaches.len() && bytes.iter().zip(reaches).all(|(&bytes, at)| bytes <= at.len());
+            if !held {
+                let lens: Vec<_> = reaches.iter().map(Reach::len).collect();
+                let message = format!("memory of `{lens:?}` bytes does not hold regions of `{bytes:?}`");
+                return Err(Error::new(ErrorKind::Region, OPERATION, message));
+            }
+            for reach in reaches {
+                let reached = match reach {
+                    Reach::Device(region) => region.reached_by(&self.gpu),
+                    Reach::Mapping(mapping) => self.is_ours(mapping.gpu()),
+                    Reach::Host(access) => self.is_ours(access.gpu()),
+                };
+                reached.map_err(|reason| Error::new(ErrorKind::Unsupported, OPERATION, reason))?;
+            }
+        }
+        let may_be_written = |reach: &Reach| !matches!(reach, Reach::Host(access) if !access.region().writable());
+        if !cargo.dst.iter().all(may_be_written) {
+            return Err(read_only(OPERATION));
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, gpu: &Gpu) -> Result<(), String> {
+        if gpu.ordinal() == self.gpu.ordinal() {
+            return Ok(());
+        }
+        Err(format!("the memory is mapped for GPU `{}`", gpu.ordinal()))
+    }
+
+    fn send(&mut self, cargo: Cargo<T>) -> Sent<T> {
+        // The least busy: what waits for an event holds up nobody as long as another stream is free.
+        let Some(lane) = self.lanes.iter_mut().min_by_key(|lane| lane.under_way.len()) else {
+            let error = Error::new(ErrorKind::Internal, OPERATION, "a courier without streams");
+            return Sent::Refused(cargo, error);
+        };
+        match launch(&mut lane.queue, &mut self.jobs, &cargo) {
+            Ok(Some(ticket)) => {
+                lane.under_way.push_back((ticket, cargo));
+                Sent::Flying
+            }
+            Ok(None) => Sent::Full(cargo),
+            Err(error) => {
+                self.broken |= lane.queue.is_broken();
+                Sent::Refused(cargo, error)
+            }
+        }
+    }
+}
+
+/// How long a close waits between two looks.
+const PAUSE: Duration = Duration::from_micros(100);
+
+const OPERATION: &str = "copy on the GPU";
+
+/// What came of sending.
+enum Sent<T> {
+    Flying,
+    /// The tables of what is under way leave no room.
+    Full(Cargo<T>),
+    Refused(Cargo<T>, Error),
+}
+
+impl<T> Drop for Courier<T> {
+    fn drop(&mut self) {
+        for lane in &mut self.lanes {
+            let _ = lane.queue.stream().synchronize();
+            lane.look(&mut Vec::new());
+            // Memory that the GPU may still use is left to it.
+            lane.under_way.drain(..).for_each(std::mem::forget);
+        }
+    }
+}
+
+impl<T> Landed<T> {
+    fn failed(cargo: Cargo<T>, error: Error) -> Self {
+        Self {
+            owner: cargo.owner,
+            outcome: Err(error),
+        }
+    }
+}
+
+impl<T> Lane<T> {
+    /// Takes out what has landed. Whether the queue is broken: then that is all there was.
+    fn look(&mut self, landed: &mut Vec<Landed<T>>) -> bool {
+        while let Some((ticket, _)) = self.under_way.front() {
+            let ticket = *ticket;
+            let outcome = match self.queue.passed(ticket) {
+                Ok(false) => return false,
+                Ok(true) => Ok(()),
+                Err(error) => Err(error),
+            };
+            // One that failed by itself has passed all the same, and says so but once.
+            if let Err(error) = self.queue.passed(ticket) {
+                // Whatever the driver said, nothing runs once this has returned.
+                let _ = self.queue.stream().synchronize();
+                let rest = self.under_way.drain(..);
+                landed.extend(rest.map(|(_, cargo)| Landed::failed(cargo, error.clone())));
+                return true;
+            }
+            let Some((_, cargo)) = self.under_way.pop_front() else {
+                break;
+            };
+            landed.push(Landed {
+                owner: cargo.owner,
+                outcome,
+            });
+        }
+        false
+    }
+}
+
+fn launch<T>(queue: &mut CopyQueue, jobs: &mut Jobs, cargo: &Cargo<T>) -> Result<Option<Ticket>> {
+    let addresses = |reaches: &[Reach]| reaches.iter().map(Reach::device_address).collect::<Vec<_>>();
+    jobs.fill(
+        &cargo.plan,
+        &addresses(&cargo.src),
+        &addresses(&cargo.dst),
+        Logical::Plan,
+    )?;
+    if let Some(after) = &cargo.after {
+        queue.stream().wait(after)?;
+    }
+    // SAFETY: the plan stays inside regions that the cargo's memory holds, as was checked, and the GPU reaches all of it; the
+    // lane keeps both until the post has passed. Bytes that others use meanwhile may tear, as in any shared memory.
+    unsafe { queue.post(jobs, Wishes::default(), None) }
+}

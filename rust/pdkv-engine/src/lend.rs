@@ -1,0 +1,270 @@
+//! Memory of GPUs over the local socket: the owner's process lends it by name, and the peer's maps it. A name is a handle of
+//! the driver's, or a descriptor that rides beside it. What the driver maps is then checked against what the owner says of it;
+//! nothing said here is an address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pdkv_core::id::{PeerKey, RegionId};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::{DeviceMapping, DeviceRegion, Gpu, Handle, Laying, SharedExtent};
+
+use crate::local::{Ask, FDS, LocalDoor, MAX_WANTED, broken, receive, refuse, send, word};
+use crate::shared::Shared;
+
+/// What comes before a group of extents: the region's id, how many there are, and the bytes of the reason when there are none.
+const HEAD: usize = 24;
+/// An extent: where in the region, how long, where in its allocation, how long that is, the kind of its name, the name.
+const EXTENT: usize = 104;
+/// The id that ends an answer.
+const END: u64 = u64::MAX;
+/// How long an answer may take, and how much longer for each extent that has come.
+const PATIENCE: Duration = Duration::from_secs(10);
+const EXTENT_PATIENCE: Duration = Duration::from_millis(1);
+/// How long one look at the socket takes at most.
+const SLICE: Duration = Duration::from_millis(50);
+/// Bytes of a reason.
+const MAX_REASON: usize = 1 << 10;
+
+/// An answer that is being read, all of it by one deadline, which grows with what has come.
+struct Answer<'a> {
+    stream: UnixStream,
+    deadline: Instant,
+    stopped: &'a dyn Fn() -> bool,
+}
+
+impl LocalDoor {
+    /// Borrows regions of the peer's GPUs for one of ours; says of each, once, what came of it.
+    ///
+    /// # Errors
+    /// `PeerUnreachable`, `PeerLost`, `Handshake`, `TransferCancelled` when told to stop; regions that nothing was said of come to
+    /// nothing.
+    pub(crate) fn borrow(
+        &self,
+        gpu: &Gpu,
+        wanted: &[(RegionId, u64)],
+        stopped: &dyn Fn() -> bool,
+        mut settle: impl FnMut(RegionId, Result<Arc<DeviceMapping>>),
+    ) -> Result<()> {
+        let stream = self.open(Ask::Lend)?;
+        let mut question = Vec::with_capacity(4 + wanted.len() * 8);
+        question.extend_from_slice(&(wanted.len() as u32).to_le_bytes());
+        for (id, _) in wanted {
+            question.extend_from_slice(&id.0.to_le_bytes());
+        }
+        send(&stream, &question)?;
+        let mut answer = Answer {
+            stream,
+            deadline: Instant::now() + PATIENCE,
+            stopped,
+        };
+        let mut sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
+        loop {
+            let head = answer.head()?;
+            if head.id == END {
+                return Ok(());
+            }
+            // Each once: an owner can't keep us here for ever.
+            let id = RegionId(head.id);
+            let size = sizes
+                .remove(&id)
+                .ok_or_else(|| refuse("a region came that was not asked for"))?;
+            match answer.region(gpu, head, size) {
+                Ok(outcome) => settle(id, outcome),
+                Err(error) => {
+                    let rest = refuse(&format!("region `{id}` can't be mapped: {}", error.message()));
+                    settle(id, Err(error));
+                    return Err(rest);
+                }
+            }
+        }
+    }
+}
+
+/// What comes before a group of extents.
+struct Head {
+    id: u64,
+    /// Extents that follow; 0 when the region can't be had.
+    count: usize,
+    reason: String,
+}
+
+impl Answer<'_> {
+    /// Takes one region in, group by group, the first of which has been announced: descriptors of one group are gone before
+    /// those of the next one come. An extent that can't be is the end of the answer, for more of its kind may follow.
+    fn region(&mut self, gpu: &Gpu, mut head: Head, size: u64) -> Result<Result<Arc<DeviceMapping>>> {
+        let mut laying = Laying::new(gpu, size)?;
+        let (id, mut reached) = (head.id, 0_u64);
+        loop {
+            if head.count == 0 {
+                let text = format!("the peer can't share region `{id}`: {}", head.reason);
+                return Ok(Err(Error::new(ErrorKind::Unsupported, "cuda", text)));
+            }
+            for extent in self.extents(head.count)? {
+                laying.add(&extent)?;
+                reached += extent.len;
+            }
+            if reached >= size {
+                return Ok(laying.finish());
+            }
+            self.deadline += EXTENT_PATIENCE * head.count as u32;
+            head = self.head()?;
+            if head.id != id {
+                return Err(refuse("a region came before the one before it was whole"));
+            }
+        }
+    }
+
+    fn head(&mut self) -> Result<Head> {
+        let mut head = [0; HEAD];
+        self.receive(&mut head)?;
+        let (count, reason) = (word(&head, 8) as usize, word(&head, 16) as usize);
+        if count > FDS || reason > MAX_REASON {
+            return Err(refuse("a group of extents is too large"));
+        }
+        let mut text = vec![0; reason];
+        self.receive(&mut text)?;
+        Ok(Head {
+            id: word(&head, 0),
+            count,
+            reason: String::from_utf8_lossy(&text).into_owned(),
+        })
+    }
+
+    fn extents(&mut self, count: usize) -> Result<Vec<SharedExtent>> {
+        let mut raw = vec![0; count * EXTENT];
+        let mut fds = self.receive(&mut raw)?.into_iter();
+        let extents = raw.chunks_exact(EXTENT).map(|entry| decode(entry, &mut fds));
+        let extents = extents.collect::<Result<Vec<_>>>()?;
+        if fds.next().is_some() {
+            return Err(refuse("descriptors and extents don't match"));
+        }
+        Ok(extents)
+    }
+
+    /// Fills `bytes`; returns the descriptors that came with them.
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<Vec<OwnedFd>> {
+        let (mut have, mut fds) = (0, Vec::new());
+        while have < bytes.len() {
+            if (self.stopped)() {
+                return Err(Error::new(
+                    ErrorKind::TransferCancelled,
+                    "cuda",
+                    "stopped while mapping",
+                ));
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = "the peer was too slow in handing out names";
+                return Err(Error::new(ErrorKind::PeerLost, "local socket", text));
+            }
+            self.stream.set_read_timeout(Some(left.min(SLICE))).map_err(broken)?;
+            let piece = pdkv_device::recv_fds(self.stream.as_fd(), &mut bytes[have..], FDS)?;
+            let Some((count, more)) = piece else { continue };
+            have += count;
+            fds.extend(more);
+            if fds.len() > FDS {
+                return Err(refuse("descriptors and extents don't match"));
+            }
+        }
+        Ok(fds)
+    }
+}
+
+fn decode(entry: &[u8], fds: &mut impl Iterator<Item = OwnedFd>) -> Result<SharedExtent> {
+    let mut name = [0; 64];
+    name.copy_from_slice(&entry[40..EXTENT]);
+    let handle = match word(entry, 32) {
+        0 => Handle::Ipc(name),
+        1 => Handle::Fd(
+            fds.next()
+                .ok_or_else(|| refuse("descriptors and extents don't match"))?,
+        ),
+        2 => Handle::Fabric(name),
+        _ => return Err(refuse("a name is of no kind that this release knows")),
+    };
+    Ok(SharedExtent {
+        region_offset: word(entry, 0),
+        len: word(entry, 8),
+        offset: word(entry, 16),
+        allocation_len: word(entry, 24),
+        handle,
+    })
+}
+
+fn encode(extent: &SharedExtent, out: &mut Vec<u8>) {
+    for word in [extent.region_offset, extent.len, extent.offset, extent.allocation_len] {
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+    let (kind, name) = match &extent.handle {
+        Handle::Ipc(name) => (0_u64, *name),
+        Handle::Fd(_) => (1, [0; 64]),
+        Handle::Fabric(name) => (2, *name),
+    };
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&name);
+}
+
+/// Lends the regions of our GPUs that the peer asks for.
+pub(crate) fn lend(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
+    let mut count = [0; 4];
+    receive(stream, &mut count)?;
+    let count = u32::from_le_bytes(count) as usize;
+    if count > MAX_WANTED {
+        return Err(refuse("too many regions are asked for"));
+    }
+    let mut ids = vec![0; count * 8];
+    receive(stream, &mut ids)?;
+    // Each once, however often it is named.
+    let ids: BTreeSet<_> = ids.chunks_exact(8).map(|id| RegionId(word(id, 0))).collect();
+    for id in ids {
+        let Ok(region) = shared.registry.region_for(peer, id) else {
+            continue;
+        };
+        lend_region(stream, id, region.memory.device().map(|device| &**device))?;
+    }
+    send_head(stream, END, 0, "")
+}
+
+fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>) -> Result<()> {
+    let Some(region) = region else {
+        return send_head(stream, id.0, 0, "it is memory of the host");
+    };
+    let mut offset = 0;
+    while offset < region.len() {
+        // Exported for each who asks, a group at a time: descriptors that nobody takes are not kept.
+        let group = match region.share_from(offset, FDS) {
+            Ok(group) if !group.is_empty() => group,
+            Ok(_) => return send_head(stream, id.0, 0, "its allocations can't be told"),
+            Err(reason) => return send_head(stream, id.0, 0, &reason),
+        };
+        send_head(stream, id.0, group.len(), "")?;
+        let mut bytes = Vec::with_capacity(group.len() * EXTENT);
+        let mut fds = Vec::new();
+        for extent in &group {
+            encode(extent, &mut bytes);
+            if let Handle::Fd(fd) = &extent.handle {
+                fds.push(fd.as_fd());
+            }
+            offset = extent.region_offset + extent.len;
+        }
+        pdkv_device::send_fds(stream.as_fd(), &fds, &bytes)?;
+    }
+    Ok(())
+}
+
+fn send_head(stream: &UnixStream, id: u64, extents: usize, reason: &str) -> Result<()> {
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut bytes = Vec::with_capacity(HEAD + end);
+    for word in [id, extents as u64, end as u64] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.extend_from_slice(&reason.as_bytes()[..end]);
+    send(stream, &bytes)
+}

@@ -1,0 +1,146 @@
+//! What one engine keeps of GPUs: their desks, and its own host memory as far as it is registered with the driver.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::{Gpu, HostAccess, Reach};
+use pdkv_device::{HostRegion, Memory};
+
+use super::desk::Desk;
+use crate::registry::Registry;
+use crate::view::lasts;
+
+/// By GPU and by the region itself, which its registration keeps where it is.
+type Key = (u32, usize);
+
+/// GPUs that this engine uses.
+#[derive(Default)]
+pub(crate) struct Gpus {
+    book: Mutex<Book>,
+}
+
+#[derive(Default)]
+struct Book {
+    desks: BTreeMap<u32, Arc<Desk>>,
+    /// Registered memory of the host, or why it can't be.
+    host: HashMap<Key, Result<Arc<HostAccess>, String>>,
+    closed: bool,
+}
+
+fn key(gpu: &Gpu, region: &Arc<HostRegion>) -> Key {
+    (gpu.ordinal(), Arc::as_ptr(region) as usize)
+}
+
+impl Gpus {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no holder panics")
+    }
+
+    /// The desk of a GPU, opened at first use.
+    ///
+    /// # Errors
+    /// `Capacity` when the system gives no thread, `Closed`.
+    pub(super) fn desk(&self, gpu: &Gpu) -> Result<Arc<Desk>> {
+        let mut book = self.book();
+        if book.closed {
+            return Err(Error::new(ErrorKind::Closed, "cuda", "the engine was closed"));
+        }
+        if let Some(desk) = book.desks.get(&gpu.ordinal()) {
+            return Ok(Arc::clone(desk));
+        }
+        let desk = Desk::of(gpu)?;
+        book.desks.insert(gpu.ordinal(), Arc::clone(&desk));
+        Ok(desk)
+    }
+
+    /// The desks that are open.
+    pub(super) fn desks(&self) -> Vec<Arc<Desk>> {
+        self.book().desks.values().cloned().collect()
+    }
+
+    /// Opens the desks of memory that was just registered, so that no transfer waits for kernels to be compiled.
+    pub(crate) fn warm<'a>(&self, memory: impl IntoIterator<Item = &'a Memory>) {
+        for region in memory.into_iter().filter_map(Memory::device) {
+            // Without a thread now, the first transfer tries again.
+            let _ = self.desk(region.gpu());
+        }
+    }
+
+    /// Our memory as the GPU reaches it. Blocks while host memory is registered with the driver.
+    ///
+    /// # Errors
+    /// Why it can't be reached.
+    pub(super) fn reach(&self, gpu: &Gpu, registry: &Registry, memory: &Memory) -> Result<Reach> {
+        let refuse = |reason: String| Error::new(ErrorKind::Unsupported, "cuda", reason);
+        let region = match memory {
+            Memory::Device(region) => {
+                region.reached_by(gpu).map_err(refuse)?;
+                return Ok(Reach::Device(Arc::clone(region)));
+            }
+            Memory::Host(region) => region,
+        };
+        let key = key(gpu, region);
+        if let Some(known) = self.book().host.get(&key) {
+            return known.clone().map(Reach::Host).map_err(refuse);
+        }
+        let access = HostAccess::of(gpu, region);
+        let keep = match &access {
+            Ok(access) => Some(Ok(Arc::clone(access))),
+            // What fails otherwise is tried again by the next transfer.
+            Err(error) => lasts(error).then(|| Err(error.message().to_owned())),
+        };
+        if let Some(keep) = keep {
+            let mut book = self.book();
+            if !book.closed {
+                book.host.entry(key).or_insert(keep);
+            }
+        }
+        // It may have been deregistered meanwhile, or is no region of ours: then nobody else would drop this.
+        if !registry.lends(region) {
+            self.forget(memory);
+        }
+        access.map(Reach::Host)
+    }
+
+    /// Whether [`reach`](Self::reach) would not wait for the driver.
+    pub(super) fn reaches_now(&self, gpu: &Gpu, memory: &Memory) -> bool {
+        match memory {
+            Memory::Device(_) => true,
+            Memory::Host(region) => self.book().host.contains_key(&key(gpu, region)),
+        }
+    }
+
+    /// Whether the GPU reaches our memory, as far as that is known.
+    ///
+    /// # Errors
+    /// Why it doesn't.
+    pub(super) fn may_reach(&self, gpu: &Gpu, memory: &Memory) -> Result<(), String> {
+        match memory {
+            Memory::Device(region) => region.reached_by(gpu),
+            Memory::Host(region) => match self.book().host.get(&key(gpu, region)) {
+                Some(Err(reason)) => Err(reason.clone()),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Drops what is kept of memory that is registered no more. Transfers that run keep theirs.
+    pub(crate) fn forget(&self, memory: &Memory) {
+        let Ok(region) = memory.host() else { return };
+        let at = Arc::as_ptr(region) as usize;
+        // Outside the lock: undoing the registration of much memory takes a while.
+        let dropped: Vec<_> = self.book().host.extract_if(|&(_, known), _| known == at).collect();
+        drop(dropped);
+    }
+
+    /// Drops everything. Transfers that are still ending hold what they need.
+    pub(crate) fn close(&self) {
+        let rest = Book {
+            closed: true,
+            ..Book::default()
+        };
+        let dropped = std::mem::replace(&mut *self.book(), rest);
+        drop(dropped);
+    }
+}

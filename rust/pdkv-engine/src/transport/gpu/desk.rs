@@ -1,0 +1,210 @@
+//! One thread for each GPU of the process: it launches what is to be copied there and sees it land. Nobody else waits for a
+//! GPU, and nobody but this thread is held up when its driver is slow.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::{Cargo, Courier, Gpu, Landed, Reach};
+
+use super::super::work::Program;
+use super::super::{Direction, Work};
+
+/// How long after news the thread looks again and again: small copies land sooner than it would wake.
+const SPIN: Duration = Duration::from_micros(50);
+/// The least and the longest pause between two looks at what is under way; in between a part of how long it has been so.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+const SHARE: u32 = 16;
+
+/// What is to be copied, with everything it is copied between.
+pub(super) struct Order {
+    pub(super) work: Arc<Work>,
+    pub(super) near: Vec<Reach>,
+    pub(super) far: Vec<Reach>,
+}
+
+/// The thread of one GPU, as those who give it orders hold it. It ends when nobody does and nothing is under way.
+pub(crate) struct Desk {
+    gpu: Gpu,
+    inner: Arc<Inner>,
+    /// A forked child has none of the threads.
+    process: u32,
+}
+
+#[derive(Default)]
+struct Inner {
+    book: Mutex<Book>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Book {
+    orders: Vec<Order>,
+    closed: bool,
+    /// Why nothing can be launched on this GPU, if that is known.
+    broken: Option<String>,
+}
+
+impl Inner {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("no holder panics")
+    }
+
+    /// What was ordered since the last look; `None` when nobody will order any more. Waits for at most `pause`.
+    fn next(&self, pause: Option<Duration>) -> Option<Vec<Order>> {
+        let mut book = match pause {
+            None => {
+                let idle = |book: &mut Book| book.orders.is_empty() && !book.closed;
+                self.news.wait_while(self.book(), idle).expect("no holder panics")
+            }
+            Some(Duration::ZERO) => self.book(),
+            Some(pause) => {
+                let idle = |book: &mut Book| book.orders.is_empty();
+                let waited = self.news.wait_timeout_while(self.book(), pause, idle);
+                waited.expect("no holder panics").0
+            }
+        };
+        let over = book.closed && book.orders.is_empty() && pause.is_none();
+        (!over).then(|| std::mem::take(&mut book.orders))
+    }
+}
+
+impl Desk {
+    /// The desk of a GPU, one for the whole process.
+    ///
+    /// # Errors
+    /// `Capacity` when the system gives no thread.
+    pub(super) fn of(gpu: &Gpu) -> Result<Arc<Self>> {
+        static DESKS: Mutex<BTreeMap<u32, Weak<Desk>>> = Mutex::new(BTreeMap::new());
+        let process = std::process::id();
+        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = desks.get(&gpu.ordinal()).and_then(Weak::upgrade);
+        if let Some(desk) = known.filter(|desk| desk.process == process) {
+            return Ok(desk);
+        }
+        let inner = Arc::new(Inner::default());
+        let (mine, on) = (Arc::clone(&inner), gpu.clone());
+        crate::mover::spawn(&format!("pdkv-gpu{}", gpu.ordinal()), move || run(&mine, &on))?;
+        let desk = Arc::new(Self {
+            gpu: gpu.clone(),
+            inner,
+            process,
+        });
+        desks.insert(gpu.ordinal(), Arc::downgrade(&desk));
+        Ok(desk)
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Why nothing can be launched, if that is known.
+    pub(super) fn broken(&self) -> Option<String> {
+        self.inner.book().broken.clone()
+    }
+
+    /// Takes an order. Its work reports its own end.
+    pub(super) fn order(&self, order: Order) {
+        self.inner.book().orders.push(order);
+        self.inner.news.notify_one();
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.inner.book().closed = true;
+        self.inner.news.notify_one();
+    }
+}
+
+fn run(inner: &Inner, gpu: &Gpu) {
+    // At once, for the kernels may have to be compiled: whoever has memory on the GPU will want them.
+    let mut courier = open(inner, gpu).ok();
+    let mut news = Instant::now();
+    loop {
+        let busy = courier.as_ref().is_some_and(Courier::is_busy);
+        let Some(orders) = inner.next(busy.then(|| pause(news.elapsed()))) else {
+            return;
+        };
+        if !orders.is_empty() {
+            news = Instant::now();
+        }
+        for order in orders {
+            dispatch(inner, gpu, &mut courier, order);
+        }
+        let Some(flying) = &mut courier else { continue };
+        let mut landed = flying.landed();
+        if flying.is_broken() {
+            // Whether the GPU is of use still shows when its streams are made anew.
+            landed.extend(courier.take().map(Courier::close).unwrap_or_default());
+        }
+        if !landed.is_empty() {
+            news = Instant::now();
+        }
+        for Landed { owner, outcome } in landed {
+            end(&owner, outcome);
+        }
+    }
+}
+
+fn pause(since: Duration) -> Duration {
+    if since < SPIN {
+        Duration::ZERO
+    } else {
+        (since / SHARE).clamp(PAUSE.0, PAUSE.1)
+    }
+}
+
+fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Arc<Work>>> {
+    let courier = Courier::new(gpu);
+    inner.book().broken = courier.as_ref().err().map(|error| error.message().to_owned());
+    courier
+}
+
+/// Launches one order, unless its transfer is to stop.
+fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, order: Order) {
+    let Order { work, near, far } = order;
+    if work.stopped() {
+        return work.leave();
+    }
+    let Program::Joint(plan) = &work.program else {
+        let text = "a one-sided link needs both sides' places";
+        return end(&work, Err(Error::new(ErrorKind::Internal, "move", text)));
+    };
+    let (src, dst) = match work.direction {
+        Direction::Read => (far, near),
+        Direction::Write => (near, far),
+    };
+    let cargo = Cargo {
+        plan: plan.clone(),
+        src,
+        dst,
+        after: work.after.clone(),
+        owner: Arc::clone(&work),
+    };
+    let sent = match courier {
+        Some(courier) => courier.post(cargo),
+        None => match open(inner, gpu) {
+            Ok(made) => courier.insert(made).post(cargo),
+            Err(error) => Err((cargo.owner, error)),
+        },
+    };
+    if let Err((work, error)) = sent {
+        end(&work, Err(error));
+    }
+}
+
+/// Nothing touches the work's memory any more.
+fn end(work: &Arc<Work>, outcome: Result<()>) {
+    match outcome {
+        Ok(()) => {
+            if let Program::Joint(plan) = &work.program {
+                work.add_runs(plan.run_count());
+            }
+            work.add_bytes(work.program.total_bytes());
+        }
+        Err(error) => work.fail(error),
+    }
+    work.leave();
+}

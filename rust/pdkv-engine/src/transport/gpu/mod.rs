@@ -1,0 +1,243 @@
+//! `cuda`: pages of GPUs, copied by one launch that walks both block tables. The GPU of the side that runs the transfer does
+//! it: between its own pages, those of a GPU beside it, those of a neighbour's process, which lends them by name over the local
+//! socket, and memory of the host that is registered with the driver.
+
+mod book;
+mod desk;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use pdkv_core::capability::Capability;
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Memory;
+use pdkv_device::cuda::{DeviceMapping, Gpu, Reach};
+
+use super::{Link, Work};
+use crate::local::LocalDoor;
+use crate::remote::RemoteRegion;
+use crate::shared::Shared;
+use crate::view::lasts;
+pub(crate) use book::Gpus;
+use desk::{Desk, Order};
+
+/// The way to one peer's memory for our GPUs, and to its GPUs' memory.
+pub(crate) struct GpuLink {
+    shared: Weak<Shared>,
+    /// Who lends us memory; `None` for a peer in this very process.
+    door: Option<LocalDoor>,
+    /// Whether the peer has said that it has memory of a GPU.
+    heard: AtomicBool,
+}
+
+impl GpuLink {
+    /// # Errors
+    /// Why this peer's memory can't be reached by any GPU.
+    pub(crate) fn new(shared: &Arc<Shared>, same_process: bool, door: Option<&LocalDoor>) -> Result<Arc<Self>, String> {
+        if !same_process && door.is_none() {
+            return Err("the peer's local socket can't be reached".to_owned());
+        }
+        Ok(Arc::new(Self {
+            shared: Arc::downgrade(shared),
+            door: door.filter(|_| !same_process).cloned(),
+            heard: AtomicBool::new(false),
+        }))
+    }
+
+    /// Notes that the peer has memory of a GPU.
+    pub(crate) fn hear(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Has these regions, which were just advertised, mapped for every GPU that this engine uses. Blocks on the peer.
+    pub(crate) fn prefetch(&self, regions: &[Arc<RemoteRegion>]) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let lent: Vec<_> = regions.iter().filter(|region| region.device().is_some()).collect();
+        if lent.is_empty() {
+            return;
+        }
+        for desk in shared.gpus.desks() {
+            // Who needs it tries again.
+            let _ = self.borrow_all(desk.gpu(), &lent, &|| false);
+        }
+    }
+
+    /// The desk of the GPU that copies between these.
+    fn desk(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Arc<Desk>, String> {
+        let shared = self.shared.upgrade().ok_or("the engine is closed")?;
+        let gpu = gpu_between(local, remote)?;
+        let desk = shared.gpus.desk(&gpu).map_err(|error| error.message().to_owned())?;
+        match desk.broken() {
+            None => Ok(desk),
+            Some(reason) => Err(format!("GPU `{}` can't be used: {reason}", gpu.ordinal())),
+        }
+    }
+
+    /// Makes what the GPU copies between reachable for it. Blocks on the peer and on the driver.
+    fn reach_all(&self, desk: &Desk, work: &Work) -> Result<(Vec<Reach>, Vec<Reach>)> {
+        let gpu = desk.gpu();
+        let near = |memory| work.shared.gpus.reach(gpu, &work.shared.registry, memory);
+        let near = work.local.iter().map(near).collect::<Result<_>>()?;
+        let stopped = || work.stopped();
+        let lent: Vec<_> = work.remote.iter().filter(|region| region.device().is_some()).collect();
+        self.borrow_all(gpu, &lent, &stopped)?;
+        let far = work.remote.iter().map(|region| self.see(gpu, region, work));
+        Ok((near, far.collect::<Result<_>>()?))
+    }
+
+    /// What the GPU sees of a region; waits for its mapping, unless the transfer is to stop.
+    fn see(&self, gpu: &Gpu, region: &Arc<RemoteRegion>, work: &Work) -> Result<Reach> {
+        let stopped = || work.stopped();
+        loop {
+            if let Some(reach) = region.views.wait(gpu, &stopped)? {
+                return Ok(reach);
+            }
+            if region.device().is_some() {
+                // Whoever was about to borrow it has failed.
+                self.borrow_all(gpu, &[region], &stopped)?;
+            } else if region.views.claim(gpu) {
+                let outcome = region.mapped(&work.core).and_then(|_| region.look(gpu));
+                region.views.settle(gpu, &outcome);
+                return outcome;
+            }
+        }
+    }
+
+    /// Asks the peer for the names of regions that this GPU does not see yet, and maps them. What can't be mapped and never
+    /// will be is noted at the region.
+    ///
+    /// # Errors
+    /// What kept it from those that may be had another time.
+    fn borrow_all(&self, gpu: &Gpu, regions: &[&Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) -> Result<()> {
+        let open: Vec<_> = regions.iter().filter(|region| region.views.claim(gpu)).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let wanted: Vec<_> = open.iter().map(|region| (region.id, region.len)).collect();
+        let mut failure = None;
+        let mut settle = |id, outcome: Result<Arc<DeviceMapping>>| {
+            let outcome = outcome.map(Reach::Mapping);
+            if let Some(region) = open.iter().find(|region| region.id == id) {
+                region.views.settle(gpu, &outcome);
+            }
+            failure = failure.take().or(outcome.err().filter(|error| !lasts(error)));
+        };
+        let nothing = || Error::new(ErrorKind::Unsupported, "cuda", "the peer lent nothing");
+        let asked = match &self.door {
+            Some(door) => door.borrow(gpu, &wanted, stopped, &mut settle),
+            None => Err(nothing()),
+        };
+        let rest = asked.err().unwrap_or_else(nothing);
+        for (id, _) in wanted {
+            settle(id, Err(rest.clone()));
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Gives the work to the GPU's thread, on whatever thread this is.
+    fn dispatch(&self, desk: &Desk, work: Arc<Work>) {
+        match self.reach_all(desk, &work) {
+            Ok((near, far)) => desk.order(Order { work, near, far }),
+            Err(error) => {
+                work.fail(error);
+                work.leave();
+            }
+        }
+    }
+}
+
+/// Whether nobody has to be asked for anything.
+fn is_ready(gpu: &Gpu, work: &Work) -> bool {
+    work.local
+        .iter()
+        .all(|memory| work.shared.gpus.reaches_now(gpu, memory))
+        && work.remote.iter().all(|region| region.views.now(gpu).is_some())
+}
+
+/// The GPU that copies: the one of our memory, else the one of the peer's.
+fn gpu_between(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Gpu, String> {
+    let ours = local
+        .iter()
+        .filter_map(Memory::device)
+        .map(|region| region.gpu().clone());
+    let theirs = remote.iter().filter_map(|region| region.gpu_here());
+    if let Some(gpu) = ours.chain(theirs).next() {
+        return Ok(gpu);
+    }
+    let Some(device) = remote.iter().find_map(|region| region.device()) else {
+        return Err(neither());
+    };
+    match Gpu::by_uuid(device.uuid) {
+        Ok(Some(gpu)) => Ok(gpu),
+        Ok(None) => Err("the peer's GPU is none that this process may see".to_owned()),
+        Err(error) => Err(error.message().to_owned()),
+    }
+}
+
+fn neither() -> String {
+    "neither side is device memory".to_owned()
+}
+
+impl Link for GpuLink {
+    fn capability(&self) -> Capability {
+        Capability::device_copies()
+    }
+
+    fn detail(&self) -> String {
+        match &self.door {
+            None => "same process".to_owned(),
+            Some(_) => "pages lent over the local socket".to_owned(),
+        }
+    }
+
+    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+        let shared = self.shared.upgrade().ok_or("the engine is closed")?;
+        if local.is_empty() && remote.is_empty() {
+            let any = self.heard.load(Ordering::Relaxed) || !shared.gpus.desks().is_empty();
+            return any.then_some(()).ok_or_else(neither);
+        }
+        let desk = self.desk(local, remote)?;
+        for memory in local {
+            shared.gpus.may_reach(desk.gpu(), memory)?;
+        }
+        remote.iter().try_for_each(|region| region.may_view(desk.gpu()))
+    }
+
+    fn start(self: Arc<Self>, work: Arc<Work>) {
+        if work.program.total_bytes() == 0 {
+            work.employ(1);
+            return work.leave();
+        }
+        let desk = match self.desk(&work.local, &work.remote) {
+            Ok(desk) => desk,
+            Err(reason) => return work.refuse(Error::new(ErrorKind::Unsupported, "cuda", reason)),
+        };
+        work.employ(1);
+        if is_ready(desk.gpu(), &work) {
+            return self.dispatch(&desk, work);
+        }
+        // The driver takes its time to map and to register, and the peer to answer.
+        let mine = Arc::clone(&work);
+        let shared = Arc::clone(&work.shared);
+        if let Err(error) = shared.movers.task(move || self.dispatch(&desk, mine)) {
+            work.fail(error);
+            work.leave();
+        }
+    }
+
+    fn ready_inline(&self, _work: &Work) -> bool {
+        false
+    }
+
+    fn run_inline(self: Arc<Self>, work: &Arc<Work>) {
+        self.start(Arc::clone(work));
+    }
+
+    fn orders_events(&self) -> bool {
+        true
+    }
+
+    fn shut_down(&self) {
+        // What is under way reads or writes pages that the driver keeps until it is over.
+    }
+}

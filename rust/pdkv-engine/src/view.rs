@@ -1,0 +1,137 @@
+//! What our GPUs see of one region of a peer: for each of them a mapping, or why there is none. Whoever first wants one makes
+//! it, and the others wait for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Memory;
+use pdkv_device::cuda::{Gpu, HostAccess, Reach};
+
+use crate::remote::RemoteRegion;
+
+/// How long somebody who waits takes to see that its transfer is to stop.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// Whether a failure to reach memory is one that will come again whenever it is tried.
+pub(crate) fn lasts(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Region)
+}
+
+enum View {
+    Pending,
+    Ready(Reach),
+    Impossible(String),
+}
+
+/// The views of one region, by the number of the GPU.
+#[derive(Default)]
+pub(crate) struct Views {
+    book: Mutex<BTreeMap<u32, View>>,
+    settled: Condvar,
+}
+
+impl Views {
+    fn book(&self) -> MutexGuard<'_, BTreeMap<u32, View>> {
+        self.book.lock().expect("no holder panics")
+    }
+
+    /// Whether the caller is to make this view and then to settle it: nobody has, and nobody is about to.
+    pub(crate) fn claim(&self, gpu: &Gpu) -> bool {
+        let mut book = self.book();
+        let fresh = !book.contains_key(&gpu.ordinal());
+        if fresh {
+            book.insert(gpu.ordinal(), View::Pending);
+        }
+        fresh
+    }
+
+    /// Says what became of a claimed view; what was said before stands. A failure that may not come again leaves it to the next
+    /// one who wants it.
+    pub(crate) fn settle(&self, gpu: &Gpu, outcome: &Result<Reach>) {
+        let mut book = self.book();
+        if let Some(view @ View::Pending) = book.get_mut(&gpu.ordinal()) {
+            match outcome {
+                Ok(reach) => *view = View::Ready(reach.clone()),
+                Err(error) if lasts(error) => *view = View::Impossible(error.message().to_owned()),
+                Err(_) => {
+                    book.remove(&gpu.ordinal());
+                }
+            }
+        }
+        drop(book);
+        self.settled.notify_all();
+    }
+
+    /// The view, without waiting.
+    pub(crate) fn now(&self, gpu: &Gpu) -> Option<Result<Reach, String>> {
+        match self.book().get(&gpu.ordinal())? {
+            View::Pending => None,
+            View::Ready(reach) => Some(Ok(reach.clone())),
+            View::Impossible(reason) => Some(Err(reason.clone())),
+        }
+    }
+
+    /// The view; waits while it is being made, as long as the transfer isn't told to stop. `None` when nobody makes it (any
+    /// more).
+    pub(crate) fn wait(&self, gpu: &Gpu, stopped: &dyn Fn() -> bool) -> Result<Option<Reach>> {
+        let mut book = self.book();
+        loop {
+            match book.get(&gpu.ordinal()) {
+                None => return Ok(None),
+                Some(View::Ready(reach)) => return Ok(Some(reach.clone())),
+                Some(View::Impossible(reason)) => {
+                    let text = format!(
+                        "memory of the peer can't be mapped for GPU `{}`: {reason}",
+                        gpu.ordinal()
+                    );
+                    return Err(Error::new(ErrorKind::Region, "cuda", text));
+                }
+                Some(View::Pending) if stopped() => {
+                    return Err(Error::new(
+                        ErrorKind::TransferCancelled,
+                        "cuda",
+                        "stopped while mapping",
+                    ));
+                }
+                Some(View::Pending) => book = self.settled.wait_timeout(book, SLICE).expect("no holder panics").0,
+            }
+        }
+    }
+}
+
+impl RemoteRegion {
+    /// What a GPU of ours sees of memory that this process sees: all of it, or the reason why not. Blocks while memory of
+    /// the host is registered with the driver.
+    pub(crate) fn look(&self, gpu: &Gpu) -> Result<Reach> {
+        let refuse = |reason: String| Error::new(ErrorKind::Unsupported, "cuda", reason);
+        self.may_view(gpu).map_err(refuse)?;
+        let mapped = self
+            .mapped_now()
+            .ok_or_else(|| refuse("it is mapped no more".to_owned()))?;
+        match mapped.memory {
+            Memory::Device(region) => {
+                region.reached_by(gpu).map_err(refuse)?;
+                Ok(Reach::Device(region))
+            }
+            Memory::Host(region) => HostAccess::of(gpu, &region).map(Reach::Host),
+        }
+    }
+
+    /// Whether a GPU of ours sees it, as far as that is known; the reason when not.
+    pub(crate) fn may_view(&self, gpu: &Gpu) -> Result<(), String> {
+        match (self.views.now(gpu), self.device()) {
+            (Some(view), _) => view.map(drop),
+            (None, Some(device)) if !device.sealed.is_empty() => {
+                Err(format!("the peer can't share region `{}`: {}", self.id, device.sealed))
+            }
+            (None, Some(_)) => Ok(()),
+            (None, None) if self.mappable().is_ok() && self.wholly_shared() => Ok(()),
+            (None, None) => Err(format!(
+                "region `{}` is private memory, which no GPU here reaches",
+                self.id
+            )),
+        }
+    }
+}

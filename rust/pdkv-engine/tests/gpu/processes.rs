@@ -1,0 +1,226 @@
+//! Two processes on one GPU: memory is lent over the local socket, mapped, and let go.
+
+use std::time::Duration;
+
+use pdkv_core::ErrorKind;
+use pdkv_core::reference::Reference;
+use pdkv_engine::{KvCache, PullOptions, TransferState, TransportKind};
+
+use crate::common::child::{Child, is_child, obey};
+use crate::common::standin::{Hold, count, is_here};
+use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
+use crate::eventually;
+
+const CHILD: &str = "processes::child";
+
+/// A process with one engine and one cache, which does what its parent says; nothing where there is no parent.
+#[test]
+fn child() {
+    if !is_child() {
+        return;
+    }
+    let kind = match std::env::var("PDKV_TEST_MEMORY").as_deref() {
+        Ok("malloc") => Memory::Malloc,
+        Ok("segments") => Memory::Segments,
+        Ok("shared") => Memory::Shared,
+        Ok("private") => Memory::Private,
+        _ => Memory::Device,
+    };
+    let engine = engine("child", &[TransportKind::Cuda]);
+    let ours = cache(&engine, kind);
+    common::fill(&ours, ours.memory(), 1);
+    let mut transfers = Vec::new();
+    let mut held = None;
+    obey(|words| match words {
+        ["address"] => engine.address().unwrap().to_owned(),
+        ["export", blocks @ ..] => {
+            let blocks = numbers(blocks);
+            let export = ours
+                .export(table(&blocks), 4 * blocks.len() as u64, b"", 1, LEASE)
+                .unwrap();
+            export.reference().to_json()
+        }
+        ["offer", blocks @ ..] => {
+            let blocks = numbers(blocks);
+            let offer = ours.offer(table(&blocks), 4 * blocks.len() as u64, b"", LEASE).unwrap();
+            offer.reference().to_json()
+        }
+        ["check", seed, block, as_block] => {
+            let [seed, block, as_block] = [seed, block, as_block].map(|word| word.parse::<u32>().unwrap());
+            let right = (0..LAYERS).all(|layer| {
+                common::read(&ours, ours.memory(), layer, block) == common::expected(seed.into(), layer, as_block)
+            });
+            right.to_string()
+        }
+        ["push", address, reference, blocks @ ..] => {
+            engine.connect(address, Duration::from_secs(30)).unwrap();
+            let offer = Reference::from_json(reference).unwrap();
+            let pushed = ours.push(&offer, table(&numbers(blocks)), &PullOptions::default());
+            transfers.push(pushed.unwrap());
+            "pushing".to_owned()
+        }
+        ["hold"] => {
+            held = Some(Hold::kernels());
+            "held".to_owned()
+        }
+        ["launches"] => count("launches").to_string(),
+        other => panic!("{other:?}, {}", held.is_some()),
+    });
+}
+
+fn numbers(words: &[&str]) -> Vec<u32> {
+    words.iter().map(|word| word.parse().unwrap()).collect()
+}
+
+fn reference(text: &str) -> Reference {
+    Reference::from_json(text).unwrap()
+}
+
+fn holds(cache: &KvCache, seed: u64, pairs: &[(u32, u32)]) {
+    for layer in 0..LAYERS {
+        for &(block, from) in pairs {
+            let got = common::read(cache, cache.memory(), layer, block);
+            assert_eq!(got, common::expected(seed, layer, from), "layer {layer} block {block}");
+        }
+    }
+}
+
+#[test]
+fn pages_of_a_neighbour_are_read_and_written_in_place() {
+    if !is_here("processes::pages_of_a_neighbour_are_read_and_written_in_place") {
+        return;
+    }
+    for (theirs, ours) in [
+        ("device", Memory::Device),
+        ("malloc", Memory::Device),
+        ("malloc", Memory::Private),
+        ("segments", Memory::Malloc),
+        ("malloc", Memory::Other),
+        ("segments", Memory::Other),
+        ("shared", Memory::Device),
+    ] {
+        let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", theirs)]);
+        let engine = engine("parent", &[TransportKind::Cuda]);
+        let cache = cache(&engine, ours);
+        common::fill(&cache, cache.memory(), 2);
+        let peer = engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+        let export = reference(&child.ask("export 5 6 7 60"));
+        let pulled = cache
+            .pull(&export, table(&[9, 10, 1, 63]), &PullOptions::default())
+            .unwrap();
+        pulled.wait(WAIT).unwrap();
+        assert_eq!(pulled.path().transport, TransportKind::Cuda, "{theirs}");
+        assert_eq!(pulled.stats().staged_bytes, 0);
+        holds(&cache, 1, &[(9, 5), (10, 6), (1, 7), (63, 60)]);
+        let offer = reference(&child.ask("offer 20 21"));
+        let pushed = cache.push(&offer, table(&[30, 31]), &PullOptions::default()).unwrap();
+        pushed.wait(WAIT).unwrap();
+        assert_eq!(child.ask("check 2 20 30"), "true", "{theirs}");
+        assert_eq!(child.ask("check 2 21 31"), "true", "{theirs}");
+        assert_eq!(child.ask("check 1 22 22"), "true", "{theirs}");
+        peer.close();
+        // Memory of our own is laid like that of others, in one piece.
+        let own = i64::from(matches!(ours, Memory::Device | Memory::Other));
+        eventually("what was mapped is let go", || {
+            count("mappings") == 0 && count("laid") == own
+        });
+    }
+}
+
+#[test]
+fn private_memory_of_another_process_is_out_of_reach_and_named() {
+    if !is_here("processes::private_memory_of_another_process_is_out_of_reach_and_named") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "private")]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let cache = cache(&engine, Memory::Device);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let export = reference(&child.ask("export 5"));
+    let error = cache.pull(&export, table(&[1]), &PullOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(
+        error.message().contains("is private memory, which no GPU here reaches"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_neighbour_that_is_killed_under_way_ends_the_transfer_and_its_mapping_goes_last() {
+    if !is_here("processes::a_neighbour_that_is_killed_under_way_ends_the_transfer_and_its_mapping_goes_last") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc")]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let cache = cache(&engine, Memory::Device);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let first = reference(&child.ask("export 5"));
+    cache
+        .pull(&first, table(&[1]), &PullOptions::default())
+        .unwrap()
+        .wait(WAIT)
+        .unwrap();
+    assert!(count("mappings") > 0);
+    let export = reference(&child.ask("export 6 7"));
+    let held = Hold::kernels();
+    let before = count("launches");
+    let transfer = cache.pull(&export, table(&[2, 3]), &PullOptions::default()).unwrap();
+    eventually("the launch", || count("launches") > before);
+    child.kill();
+    let error = transfer.wait(WAIT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert!(
+        !transfer.wait_quiesced(Some(Duration::from_millis(20))),
+        "the GPU writes on"
+    );
+    assert!(count("mappings") > 0, "unmapped under the GPU");
+    drop(held);
+    assert!(transfer.wait_quiesced(WAIT));
+    assert_eq!(transfer.destination(), "invalid");
+    eventually("what was mapped is let go", || count("mappings") == 0);
+}
+
+#[test]
+fn blocks_that_a_killed_neighbour_was_writing_are_reusable_once_it_is_gone() {
+    if !is_here("processes::blocks_that_a_killed_neighbour_was_writing_are_reusable_once_it_is_gone") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let cache = cache(&engine, Memory::Device);
+    common::fill(&cache, cache.memory(), 2);
+    let offer = cache.offer(table(&[4, 5]), 8, b"", LEASE).unwrap();
+    assert_eq!(child.ask("hold"), "held");
+    let push = format!("push {} {} 8 9", engine.address().unwrap(), offer.reference().to_json());
+    assert_eq!(child.ask(&push), "pushing");
+    while child.ask("launches") == "0" {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    offer.release().unwrap();
+    assert!(
+        !offer.wait_quiesced(Some(Duration::from_millis(20))),
+        "its writer has not said that it is out"
+    );
+    child.kill();
+    assert!(offer.wait_quiesced(WAIT));
+    holds(&cache, 2, &[(4, 4), (5, 5)]);
+}
+
+#[test]
+fn a_region_that_is_withdrawn_is_unmapped_while_the_peer_lives() {
+    if !is_here("processes::a_region_that_is_withdrawn_is_unmapped_while_the_peer_lives") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc")]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let ours = cache(&engine, Memory::Device);
+    let peer = engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let export = reference(&child.ask("export 5"));
+    let transfer = ours.pull(&export, table(&[1]), &PullOptions::default()).unwrap();
+    transfer.wait(WAIT).unwrap();
+    assert_eq!(transfer.state(), TransferState::Done);
+    assert!(count("mappings") > 0);
+    engine.close();
+    assert!(!peer.alive());
+    eventually("what was mapped is let go", || count("mappings") == 0);
+}
