@@ -289,15 +289,7 @@ impl Parts {
                 posted.ok_or_else(|| Error::new(ErrorKind::Internal, STAGE, "an idle queue has no room"))?
             }
         };
-        self.queue.stream().synchronize()?;
-        if self.queue.passed(ticket)? {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Internal,
-            STAGE,
-            "a stream that was waited for has not passed",
-        ))
+        self.queue.wait(ticket)
     }
 }
 

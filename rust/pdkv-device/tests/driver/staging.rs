@@ -152,7 +152,10 @@ fn a_stage_whose_copy_failed_is_replaced() {
     drop(stage);
     let mut stage = staging.take(&never).unwrap();
     stage.push(&from, 0, 1000).unwrap();
+    // A wait that fails while somebody captures a graph has not failed the copy.
+    fail(path, c"cuStreamSynchronize", 1, 900);
     stage.pack().unwrap();
+    reset(path);
 }
 
 #[test]
