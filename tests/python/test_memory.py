@@ -121,18 +121,101 @@ def test_dlpack_capsules_that_are_no_tensors_are_refused():
         _core.dlpack_facts(capsule)
 
 
-@pytest.mark.parametrize("kind", [2, 10, 99])
-def test_dlpack_devices_are_refused(kind):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(10, "NVIDIA GPUs only"), (13, "moves managed memory at will"), (8, "copy to one"), (99, "copy to one")],
+)
+def test_dlpack_devices_that_are_not_reached_are_refused(kind, why):
     with pytest.raises(pdkv.UnsupportedError) as caught:
         describe(OnlyDlpack(np.zeros(4), device=(kind, 0)))
-    assert caught.value.hint
+    assert why in caught.value.hint
     assert "device" in caught.value.context
 
 
-def test_cuda_array_interface_is_refused():
-    device = types.SimpleNamespace(__cuda_array_interface__={})
-    with pytest.raises(pdkv.UnsupportedError, match="CUDA"):
-        describe(device)
+@pytest.mark.parametrize(("kind", "pinned"), [(1, False), (3, True), (11, True)])
+def test_dlpack_host_memory_pinned_or_not_is_asked_for_without_a_stream(kind, pinned):
+    asked = []
+
+    class Asked(OnlyDlpack):
+        def __dlpack__(self, **options):
+            asked.append(options)
+            return super().__dlpack__(**options)
+
+    facts = describe(Asked(np.zeros(4), device=(kind, 0)))
+    assert (facts.device, facts.stream, facts.pinned) == ("cpu", None, pinned)
+    assert asked == [{"max_version": (1, 1)}]
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack_of_a_gpu_is_asked_for_with_a_stream_of_ours(versioned, monkeypatch):
+    from pdkv import _core
+
+    asked = []
+
+    class Asked(OnlyDlpack):
+        def __dlpack__(self, **options):
+            asked.append(options)
+            if not self.versioned and "max_version" in options:
+                raise TypeError("unexpected keyword")
+            return self.array.__dlpack__()
+
+    monkeypatch.setattr(_core, "arrival_stream", lambda device: 1000 + device)
+    array = np.zeros((3, 4), np.float16)
+    facts = describe(Asked(array, device=(2, 5), versioned=versioned))
+    assert (facts.device, facts.stream, facts.address) == ("cuda:5", 1005, array.ctypes.data)
+    assert asked[-1] == {"stream": 1005} | ({"max_version": (1, 1)} if versioned else {})
+
+
+class OnGpu:
+    """Speaks the CUDA array interface, of memory that nobody looks at."""
+
+    def __init__(self, **changes):
+        interface = {"version": 3, "shape": (2, 3, 4), "typestr": "<f2", "data": (0x7F00_0000, False), "stream": None}
+        self.__cuda_array_interface__ = {**interface, **changes}
+
+
+def test_cuda_array_interface():
+    facts = describe(tensor := OnGpu())
+    assert (facts.address, facts.shape, facts.strides) == (0x7F00_0000, (2, 3, 4), (24, 8, 2))
+    assert (facts.itemsize, facts.dtype, facts.readonly, facts.pinned) == (2, "float16", False, False)
+    assert (facts.device, facts.stream, facts.keep) == ("cuda", None, tensor)
+    facts = describe(OnGpu(strides=(100, 20, 4), data=(64, True)))
+    assert (facts.strides, facts.readonly) == ((100, 20, 4), True)
+    named = OnGpu(typestr="<V2")
+    named.dtype = types.SimpleNamespace(name="bfloat16")
+    assert describe(named).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("stream", [1, 2, 0x5555_0000])
+def test_the_stream_of_a_cuda_array_is_kept_from_version_3_on(stream):
+    assert describe(OnGpu(stream=stream)).stream == stream
+    assert describe(OnGpu(stream=stream, version=2)).stream is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "part"),
+    [
+        ({"mask": object()}, pdkv.LayoutError, "masked"),
+        ({"version": 1}, pdkv.UnsupportedError, "version `1`"),
+        ({"version": 4}, pdkv.UnsupportedError, "version `4`"),
+        ({"stream": 0}, pdkv.RegionError, "forbids"),
+        ({"stream": -1}, pdkv.RegionError, "its stream is `-1`"),
+        ({"stream": True}, pdkv.RegionError, "its stream is `True`"),
+        ({"stream": "legacy"}, pdkv.RegionError, "its stream is"),
+        ({"typestr": ">f4"}, pdkv.LayoutError, "big-endian"),
+        ({"typestr": "f"}, pdkv.RegionError, "what can't be"),
+        ({"data": 5}, pdkv.RegionError, "what can't be"),
+        ({"shape": None}, pdkv.RegionError, "what can't be"),
+    ],
+)
+def test_a_cuda_array_interface_that_is_not_understood_is_refused(changes, error, part):
+    with pytest.raises(error, match=part):
+        describe(OnGpu(**changes))
+
+
+def test_an_empty_cuda_array_interface_is_refused():
+    with pytest.raises(pdkv.RegionError, match="version"):
+        describe(types.SimpleNamespace(__cuda_array_interface__={}))
 
 
 @pytest.mark.parametrize("thing", [None, 5, "text", [1, 2], object()])
@@ -146,7 +229,7 @@ class FakeTensor:
 
     def __init__(self, array, dtype, device="cpu", layout="torch.strided"):
         self.array, self.dtype, self.layout = array, dtype, layout
-        self.device = types.SimpleNamespace(type=device)
+        self.device = types.SimpleNamespace(type=device, index=3)
         self.shape = array.shape
 
     def data_ptr(self):
@@ -167,8 +250,11 @@ class FakeTensor:
 
 @pytest.fixture
 def torch(monkeypatch):
-    cuda = types.SimpleNamespace(is_initialized=lambda: False)
-    module = types.SimpleNamespace(Tensor=FakeTensor, cuda=cuda)
+    stream = types.SimpleNamespace(cuda_stream=0)
+    cuda = types.SimpleNamespace(is_initialized=lambda: False, current_stream=lambda device: stream)
+    module = types.SimpleNamespace(
+        Tensor=FakeTensor, cuda=cuda, version=types.SimpleNamespace(hip=None), current=stream
+    )
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 
@@ -182,9 +268,33 @@ def test_torch_is_recognised_without_importing_it(torch, name):
 
 
 def test_torch_devices_sparse_and_pinned(torch):
-    with pytest.raises(pdkv.UnsupportedError, match="cuda"):
-        describe(FakeTensor(np.zeros(4), "torch.float64", device="cuda"))
+    with pytest.raises(pdkv.UnsupportedError, match="xpu"):
+        describe(FakeTensor(np.zeros(4), "torch.float64", device="xpu"))
     with pytest.raises(pdkv.LayoutError, match="sparse"):
         describe(FakeTensor(np.zeros(4), "torch.float64", layout="torch.sparse_coo"))
     torch.cuda.is_initialized = lambda: True
     assert describe(FakeTensor(np.zeros(4), "torch.float64")).pinned
+
+
+def test_torch_on_a_gpu(torch):
+    array = np.zeros((4, 8), np.uint16)[:, ::2]
+    facts = describe(tensor := FakeTensor(array, "torch.bfloat16", device="cuda"))
+    assert (facts.address, facts.shape, facts.strides) == (array.ctypes.data, array.shape, array.strides)
+    assert (facts.device, facts.dtype, facts.pinned) == ("cuda:3", "bfloat16", False)
+    assert facts.stream == 1, "torch calls the legacy default stream 0, the driver 1"
+    assert facts.keep == (tensor, array), "the storage too"
+    torch.current.cuda_stream = 0xABC0
+    assert describe(tensor).stream == 0xABC0
+
+
+def test_torch_on_an_amd_gpu_is_refused(torch):
+    torch.version.hip = "6.2"
+    with pytest.raises(pdkv.UnsupportedError, match="ROCm"):
+        describe(FakeTensor(np.zeros(4), "torch.float64", device="cuda"))
+
+
+def test_a_pool_is_described_by_itself():
+    pool = pdkv.Engine.allocate(4096)
+    facts = describe(pool)
+    assert (facts.address, facts.shape, facts.strides, facts.itemsize) == (pool.address, (4096,), (1,), 1)
+    assert (facts.dtype, facts.device, facts.keep) == ("uint8", "cpu", pool)

@@ -17,6 +17,7 @@ use crate::layout::PyKvLayout;
 use crate::number;
 use crate::peer::PyPeer;
 use crate::reference;
+use crate::stream::{self, Given};
 use crate::transfer::PyTransfer;
 
 /// The KV cache of a model (or a shard of it), registered with an engine.
@@ -25,14 +26,17 @@ pub(crate) struct PyKvCache {
     inner: KvCache,
     handle: Arc<Handle>,
     readonly: bool,
+    /// The number of the GPU that holds it.
+    device: Option<u32>,
 }
 
 impl PyKvCache {
-    pub(crate) fn new(inner: KvCache, handle: &Arc<Handle>, readonly: bool) -> Self {
+    pub(crate) fn new(inner: KvCache, handle: &Arc<Handle>, readonly: bool, device: Option<u32>) -> Self {
         Self {
             inner,
             handle: Arc::clone(handle),
             readonly,
+            device,
         }
     }
 
@@ -77,6 +81,9 @@ impl PyKvCache {
 
     /// Pins blocks for consumers to pull, under a lease.
     ///
+    /// With `stream` it blocks until all that was asked of the stream so far is done, with the interpreter free for others:
+    /// from then on consumers may read. Without it the blocks must be written already.
+    ///
     /// Args:
     ///     block_ids: Block ids in the order of the tokens; numpy int32, int64 or uint32 is fastest.
     ///     num_tokens: Tokens whose KV the blocks hold; full blocks by default.
@@ -85,6 +92,8 @@ impl PyKvCache {
     ///     lease_s: How long it stays without being renewed.
     ///     reference: The reference that this cache's `Issuer` minted for it. Then tokens, digest and consumers are the
     ///         reference's and need not be stated, and consumers who came before are answered now.
+    ///     stream: The CUDA stream that writes the blocks: its handle, or an object with `__cuda_stream__` or
+    ///         `cuda_stream`, such as `torch.cuda.current_stream()`.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range, or the reference is for another number of blocks.
@@ -93,8 +102,13 @@ impl PyKvCache {
     ///     ReferenceRestartedError: Another life of the engine issued the reference.
     ///     ReferenceForgedError: The reference was altered, or this engine never issued it.
     ///     ReferenceMismatchError: The reference is for another digest or another kind of cache.
-    ///     ConfigError: The reference is for another cache of this engine, or for other tokens or consumers.
-    #[pyo3(signature = (block_ids, *, num_tokens=None, digest=None, consumers=None, lease_s=None, reference=None))]
+    ///     ConfigError: The reference is for another cache of this engine, or for other tokens or consumers; or `stream`
+    ///         is no stream, or captures a graph.
+    ///     DeviceError: The CUDA driver fails, or something that was asked of the stream has.
+    #[pyo3(signature = (
+        block_ids, *, num_tokens=None, digest=None, consumers=None, lease_s=None, reference=None, stream=None,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn export(
         &self,
         block_ids: &Bound<'_, PyAny>,
@@ -103,9 +117,11 @@ impl PyKvCache {
         #[pyo3(from_py_with = number::stated_consumers)] consumers: Option<u32>,
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
         reference: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
         let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
+        stream::passed(py, stream, self.device)?;
         let export = if let Some(reference) = reference {
             let reference = reference::read(reference)?;
             let stated = Stated {
@@ -134,18 +150,23 @@ impl PyKvCache {
 
     /// Pins blocks for a producer to push into, under a lease.
     ///
+    /// With `stream` it blocks as `export` does: the producer may write once nothing of the stream reads the blocks.
+    ///
     /// Args:
     ///     block_ids: Block ids in the order of the tokens, none twice.
     ///     num_tokens: Tokens whose KV the blocks will hold; full blocks by default.
     ///     digest: What the tokens are, at most 64 bytes.
     ///     lease_s: How long it stays without being renewed.
+    ///     stream: The CUDA stream that still uses the blocks, as for `export`.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range or twice.
     ///     RegionError: The memory is read-only.
+    ///     ConfigError: `stream` is no stream, or captures a graph.
+    ///     DeviceError: The CUDA driver fails, or something that was asked of the stream has.
     #[pyo3(
-        signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), lease_s=None),
-        text_signature = "($self, block_ids, *, num_tokens=None, digest=b'', lease_s=None)"
+        signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), lease_s=None, stream=None),
+        text_signature = "($self, block_ids, *, num_tokens=None, digest=b'', lease_s=None, stream=None)"
     )]
     fn offer(
         &self,
@@ -153,10 +174,12 @@ impl PyKvCache {
         #[pyo3(from_py_with = number::num_tokens)] num_tokens: Option<u64>,
         digest: &[u8],
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyExport> {
         let py = block_ids.py();
         enter::attached(py, || self.writable("offer"))?;
         let (blocks, lease) = (blocks::table(block_ids)?, self.lease(py, lease_s)?);
+        stream::passed(py, stream, self.device)?;
         let tokens = self.num_tokens(num_tokens, &blocks);
         enter::detached(py, || self.inner.offer(blocks, tokens, digest, lease)).map(PyExport::new)
     }
@@ -173,15 +196,18 @@ impl PyKvCache {
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.
+    ///     stream: The CUDA stream that still uses the destination blocks, as for `export`: they are written after all
+    ///         that it was asked so far. Blocks nobody. What is asked of it later is not ordered: wait for the transfer.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range or twice, or the layouts can't be converted.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
     ///     TransferTimeoutError: The owner doesn't say whether it has registered such a cache this moment.
+    ///     ConfigError: `stream` is no stream, or captures a graph.
     #[pyo3(signature = (
         reference, into, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None, require_direct=false,
-        peer=None,
+        peer=None, stream=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn pull(
@@ -195,6 +221,7 @@ impl PyKvCache {
         require: Option<&str>,
         require_direct: bool,
         peer: Option<&Bound<'_, PyPeer>>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyTransfer> {
         let py = into.py();
         enter::attached(py, || self.writable("pull"))?;
@@ -205,8 +232,8 @@ impl PyKvCache {
             timeout: enter::duration(py, "timeout_s", timeout_s)?,
             require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
             require_direct,
-            after: None,
             peer: peer.map(|peer| peer.get().connection()),
+            after: stream::after(py, stream, self.device)?,
         };
         let (reference, blocks) = (reference::read(reference)?, blocks::table(into)?);
         let transfer = enter::detached(py, || self.inner.pull(&reference, blocks, &options))?;
@@ -225,15 +252,18 @@ impl PyKvCache {
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.
+    ///     stream: The CUDA stream that writes the source blocks, as for `export`: they are read after all that it was asked
+    ///         so far. Blocks nobody.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range, or the layouts can't be converted.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     PeerUnreachableError: There is no connection to the owner.
     ///     TransferTimeoutError: The owner doesn't say whether it has registered such a cache this moment.
+    ///     ConfigError: `stream` is no stream, or captures a graph.
     #[pyo3(signature = (
         reference, block_ids, *, first_block=0, layers=None, digest=None, timeout_s=30.0, require=None,
-        require_direct=false, peer=None,
+        require_direct=false, peer=None, stream=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn push(
@@ -247,6 +277,7 @@ impl PyKvCache {
         require: Option<&str>,
         require_direct: bool,
         peer: Option<&Bound<'_, PyPeer>>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyTransfer> {
         let py = block_ids.py();
         let options = PullOptions {
@@ -256,8 +287,8 @@ impl PyKvCache {
             timeout: enter::duration(py, "timeout_s", timeout_s)?,
             require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
             require_direct,
-            after: None,
             peer: peer.map(|peer| peer.get().connection()),
+            after: stream::after(py, stream, self.device)?,
         };
         let (reference, blocks) = (reference::read(reference)?, blocks::table(block_ids)?);
         let transfer = enter::detached(py, || self.inner.push(&reference, blocks, &options))?;

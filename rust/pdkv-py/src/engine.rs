@@ -7,7 +7,8 @@ use std::time::Duration;
 use pdkv_core::id::Incarnation;
 use pdkv_core::shard::Shard;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{HostRegion, HugePages};
+use pdkv_device::cuda::{DeviceRegion, Gpu};
+use pdkv_device::{HostRegion, HugePages, Memory};
 use pdkv_engine::{Engine, EngineConfig};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
@@ -141,10 +142,14 @@ impl PyEngine {
         self.0.engine.closed()
     }
 
-    /// Registers memory for raw reads and writes.
+    /// Registers memory for raw reads and writes, of the host or of a GPU.
+    ///
+    /// For a tensor on a GPU it waits for what its owner has under way on it: on torch's current stream, or on the stream
+    /// that the tensor's protocol names.
     ///
     /// Args:
-    ///     tensor: A tensor or buffer without gaps.
+    ///     tensor: A tensor, buffer or pool without gaps: of torch, or by `__cuda_array_interface__`,
+    ///         `__array_interface__`, `__dlpack__` or the buffer protocol.
     ///     name: A name for messages.
     ///     adopt: Move the memory into shared memory in place, so that peers on this host reach it
     ///         directly. Nobody may write it during the call. Refused with the reason where that is not safe.
@@ -152,8 +157,9 @@ impl PyEngine {
     ///
     /// Raises:
     ///     RegionError: The memory can't be registered (or adopted); says why.
-    ///     LayoutError: It has gaps, or is empty.
-    ///     UnsupportedError: It is device memory, or no memory at all.
+    ///     LayoutError: It has gaps, or is empty or masked.
+    ///     UnsupportedError: It is on a device that pdkv does not reach, or no memory at all.
+    ///     DeviceError: The CUDA driver fails.
     #[pyo3(signature = (tensor, *, name=None, adopt=false, raw_access=None))]
     fn register(
         &self,
@@ -170,7 +176,9 @@ impl PyEngine {
         Ok(PyRegion::new(region, readonly, tensor.clone().unbind()))
     }
 
-    /// Registers the KV cache of a model.
+    /// Registers the KV cache of a model, all of it on the host or all of it on one GPU.
+    ///
+    /// For tensors on a GPU it waits for what their owner has under way on them, as `register` does.
     ///
     /// Args:
     ///     tensors: A mapping from layer name to a tensor or a `(keys, values)` pair, in model order; a
@@ -183,8 +191,9 @@ impl PyEngine {
     ///
     /// Raises:
     ///     LayoutError: A tensor contradicts the layout.
-    ///     RegionError: The memory can't be registered (or adopted); says why.
-    ///     UnsupportedError: It is device memory.
+    ///     RegionError: The memory can't be registered (or adopted), or lies in several places; says why.
+    ///     UnsupportedError: It is on a device that pdkv does not reach.
+    ///     DeviceError: The CUDA driver fails.
     #[pyo3(signature = (tensors, *, layout=None, block_tokens=16, shard=None, model="", adopt=false))]
     fn register_kv_cache(
         &self,
@@ -203,30 +212,41 @@ impl PyEngine {
             |shard| shard.get().0.clone(),
         );
         let readonly = found.readonly;
+        let device = found.memory.first().and_then(memory::device_of);
         let engine = &self.0.engine;
         let cache = enter::detached(py, || {
             engine.register_kv_cache(found.memory, found.layout, shard, model)
         })?;
-        Ok(PyKvCache::new(cache, &self.0, readonly))
+        Ok(PyKvCache::new(cache, &self.0, readonly, device))
     }
 
-    /// Allocates host memory that peers on this host reach directly.
+    /// Allocates memory that peers on this host reach directly.
     ///
     /// Args:
     ///     nbytes: Number of bytes.
-    ///     huge_pages: Use huge pages if the system has any to give.
+    ///     huge_pages: Use huge pages if the system has any to give; for host memory only.
+    ///     device: Where: `"cpu"`, `"cuda:0"` and so on, or `"cuda"` for the first GPU; a `torch.device` will do.
     ///
     /// Raises:
     ///     CapacityError: There is not enough memory.
+    ///     ConfigError: `device` names none.
+    ///     UnsupportedError: There is no CUDA driver, or it finds no GPU.
+    ///     DeviceError: There is no such GPU, or it has not enough memory.
     #[staticmethod]
-    #[pyo3(signature = (nbytes, *, huge_pages=true))]
+    #[pyo3(signature = (nbytes, *, huge_pages=true, device=None))]
     fn allocate(
         py: Python<'_>,
         #[pyo3(from_py_with = number::allocation)] nbytes: u64,
         huge_pages: bool,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyPool> {
         let huge = if huge_pages { HugePages::Try } else { HugePages::Never };
-        enter::detached(py, || HostRegion::allocate(nbytes, huge)).map(PyPool::new)
+        let name = device.map(|device| device.str()?.extract::<String>()).transpose()?;
+        let memory = enter::detached(py, || match memory::parse(name.as_deref())? {
+            None => HostRegion::allocate(nbytes, huge).map(Memory::Host),
+            Some(ordinal) => DeviceRegion::allocate(&Gpu::open(ordinal)?, nbytes).map(Memory::Device),
+        })?;
+        Ok(PyPool::new(memory))
     }
 
     /// Connects to a peer. Each call makes a connection of its own.

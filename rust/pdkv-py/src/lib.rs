@@ -5,6 +5,7 @@
 //! through `enter.rs`; every pointer that Python hands over is in `buffers.rs`.
 
 mod bench;
+mod bench_cuda;
 mod bench_ucx;
 mod blocks;
 mod buffers;
@@ -24,12 +25,14 @@ mod peer;
 mod pipe;
 mod plan;
 mod pool;
+mod probe_cuda;
 mod reference;
 mod region;
 mod shard;
 mod sim;
 mod span;
 mod stats;
+mod stream;
 mod transfer;
 mod ucx;
 
@@ -44,6 +47,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::bench::{limit_cma, limit_copy, limit_tcp_recv, limit_tcp_send, pattern_fill, pattern_verify};
+    #[pymodule_export]
+    use crate::bench_cuda::{PyCudaCopy, PyCudaLoop, cache_regions, cuda_count};
     #[pymodule_export]
     use crate::bench_ucx::PyUcxLoop;
     #[pymodule_export]
@@ -77,6 +82,8 @@ mod _core {
     #[pymodule_export]
     use crate::pool::PyPool;
     #[pymodule_export]
+    use crate::probe_cuda::cuda_probe;
+    #[pymodule_export]
     use crate::reference::PyReference;
     #[pymodule_export]
     use crate::region::{PyRegion, PyRegionDescriptor};
@@ -89,7 +96,9 @@ mod _core {
     #[pymodule_export]
     use crate::stats::PyTransferStats;
     #[pymodule_export]
+    use crate::stream::arrival_stream;
+    #[pymodule_export]
     use crate::transfer::PyTransfer;
     #[pymodule_export]
-    use crate::ucx::{cuda_probe, ucx_candidates, ucx_probe};
+    use crate::ucx::{ucx_candidates, ucx_probe};
 }

@@ -13,6 +13,7 @@ use crate::number;
 use crate::pipe::PyPipeSender;
 use crate::reference;
 use crate::span::{self, Stretch};
+use crate::stream::{self, Given};
 use crate::transfer::PyTransfer;
 
 /// A connection to another engine.
@@ -89,11 +90,18 @@ fn check_owner(stretches: &[Stretch], owner: Incarnation, name: &str) -> Result<
     ))
 }
 
-fn options(py: Python<'_>, timeout_s: f64, require: Option<&str>) -> PyResult<RawOptions> {
+fn options(
+    py: Python<'_>,
+    timeout_s: f64,
+    require: Option<&str>,
+    stream: Option<Given>,
+    local: &[Stretch],
+) -> PyResult<RawOptions> {
+    let device = local.iter().find_map(|stretch| stretch.device);
     Ok(RawOptions {
         timeout: enter::duration(py, "timeout_s", timeout_s)?,
         require: require.map(|name| enter::attached(py, || name.parse())).transpose()?,
-        after: None,
+        after: stream::after(py, stream, device)?,
     })
 }
 
@@ -141,13 +149,17 @@ impl PyPeer {
     ///     notify: Bytes to deliver to the peer after the data was read.
     ///     timeout_s: The transfer's deadline.
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
+    ///     stream: The CUDA stream that still uses the destination: it is written after all that the stream was asked so far.
+    ///         Its handle, or an object with `__cuda_stream__` or `cuda_stream`. Blocks nobody.
     ///
     /// Raises:
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     TransferTimeoutError: The peer doesn't say whether it has registered such a region this moment.
-    #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
+    ///     ConfigError: `stream` is no stream, or captures a graph.
+    #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn read(
         &self,
         py: Python<'_>,
@@ -156,9 +168,10 @@ impl PyPeer {
         notify: Option<&[u8]>,
         #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyTransfer> {
-        let options = options(py, timeout_s, require)?;
         let (dst, src) = (span::read(dst)?, span::read(src)?);
+        let options = options(py, timeout_s, require, stream, &dst)?;
         let ends = self.ends(py, &dst, &src, &dst)?;
         let transfer = enter::detached(py, || self.inner.read(&ends.local, &ends.remote, notify, &options))?;
         Ok(PyTransfer::new(transfer, &self.handle))
@@ -172,13 +185,16 @@ impl PyPeer {
     ///     notify: Bytes to deliver to the peer after the data arrived.
     ///     timeout_s: The transfer's deadline.
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
+    ///     stream: The CUDA stream that writes the source, as for `read`: it is read after all that the stream was asked so far.
     ///
     /// Raises:
     ///     RegionError: A span is not registered, not accessible, or read-only.
     ///     LayoutError: The spans of the two sides do not pair up.
     ///     UnsupportedError: What is required can't be had; says why of every transport.
     ///     TransferTimeoutError: The peer doesn't say whether it has registered such a region this moment.
-    #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None))]
+    ///     ConfigError: `stream` is no stream, or captures a graph.
+    #[pyo3(signature = (dst, src, *, notify=None, timeout_s=30.0, require=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn write(
         &self,
         py: Python<'_>,
@@ -187,9 +203,10 @@ impl PyPeer {
         notify: Option<&[u8]>,
         #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
         require: Option<&str>,
+        #[pyo3(from_py_with = stream::given)] stream: Option<Given>,
     ) -> PyResult<PyTransfer> {
-        let options = options(py, timeout_s, require)?;
         let (dst, src) = (span::read(dst)?, span::read(src)?);
+        let options = options(py, timeout_s, require, stream, &src)?;
         let ends = self.ends(py, &src, &dst, &dst)?;
         let transfer = enter::detached(py, || self.inner.write(&ends.remote, &ends.local, notify, &options))?;
         Ok(PyTransfer::new(transfer, &self.handle))

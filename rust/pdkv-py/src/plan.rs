@@ -12,6 +12,12 @@ use crate::number;
 #[pyclass(name = "Plan", module = "pdkv", frozen)]
 pub(crate) struct PyPlan(Plan);
 
+impl PyPlan {
+    pub(crate) fn inner(&self) -> &Plan {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl PyPlan {
     /// Bytes that will move.

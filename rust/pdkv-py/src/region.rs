@@ -4,6 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::{Error, ErrorKind};
+use pdkv_device::Memory;
 use pdkv_engine::{Region, RegionDescriptor};
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
@@ -12,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter;
+use crate::memory;
 use crate::number;
 use crate::span::{PySpan, Stretch};
 
@@ -42,6 +44,7 @@ impl PyRegion {
             offset: 0,
             len: self.inner.memory().len(),
             readonly: self.readonly,
+            device: memory::device_of(self.inner.memory()),
         }
     }
 }
@@ -72,13 +75,21 @@ impl PyRegion {
         self.readonly
     }
 
-    /// Whether peers on this host can map all of the memory: it is in a pool, or was adopted.
+    /// The number of the GPU that holds the memory; `None` for host memory.
+    #[getter]
+    fn device(&self) -> Option<u32> {
+        memory::device_of(self.inner.memory())
+    }
+
+    /// Whether peers on this host can map all of the memory: it is in a pool, was adopted, or is a GPU's that can be shared.
     #[getter]
     fn shared(&self) -> bool {
-        let memory = self.inner.memory();
-        memory
-            .shared()
-            .is_some_and(|part| part.region_offset == 0 && part.fd_len >= memory.len())
+        match self.inner.memory() {
+            Memory::Host(host) => host
+                .shared()
+                .is_some_and(|part| part.region_offset == 0 && part.fd_len >= host.len()),
+            Memory::Device(region) => region.share_from(0, 1).is_ok(),
+        }
     }
 
     /// Returns the bytes from `offset` on.
@@ -144,6 +155,7 @@ impl PyRegionDescriptor {
             offset: 0,
             len,
             readonly: self.readonly,
+            device: None,
         }
     }
 }

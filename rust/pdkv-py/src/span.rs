@@ -19,6 +19,8 @@ pub(crate) struct Stretch {
     pub(crate) len: u64,
     /// Whether the owner forbids writing.
     pub(crate) readonly: bool,
+    /// The number of the GPU that holds it; unknown of a peer's memory.
+    pub(crate) device: Option<u32>,
 }
 
 impl Stretch {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pdkv_core::{Error, ErrorKind};
-use pdkv_device::cuda::{self, Presence};
 use pdkv_engine::{TransportKind, UcxConfig};
 use pdkv_ucx::find::{self, Search};
 use pdkv_ucx::{Context, Features, Library, Origin, Resource, Settings, Source};
@@ -116,20 +115,6 @@ pub(crate) fn ucx_probe<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py,
     facts.set_item("assertions", context.library().has_assertions())?;
     facts.set_item("settings", settings.collect::<Vec<_>>())?;
     Ok(facts)
-}
-
-/// Whether a CUDA driver is here, and which, or why not. Only for a process of its own: the driver keeps threads.
-#[pyfunction]
-pub(crate) fn cuda_probe(py: Python<'_>) -> PyResult<(bool, String)> {
-    enter::detached(py, || {
-        Ok(match cuda::probe() {
-            Presence::Absent { reason } => (false, reason),
-            Presence::Present {
-                version: (major, minor),
-                devices,
-            } => (true, format!("CUDA {major}.{minor}, devices: {devices}")),
-        })
-    })
 }
 
 /// Where wheels lie, as the search takes it. An origin that is neither is a folder of the system's.

@@ -1,10 +1,14 @@
-//! Memory that belongs to Python: the only file of this crate with `unsafe`.
+//! Memory and streams that belong to Python: the only folder of this crate with `unsafe`.
 //!
-//! Three things need it: reading a DLPack capsule, wrapping an address that a Python object keeps
-//! alive, and lending a pool out by the buffer protocol. No byte of payload is touched here.
+//! Four things need it: DLPack capsules, wrapping an address that a Python object keeps alive, lending a pool out by the
+//! buffer protocol, and streams that another library made. No byte of payload is touched here.
+
+mod device;
+mod dlpack;
+mod held;
 
 use std::any::Any;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
@@ -15,9 +19,10 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use crate::enter;
+pub(crate) use device::{batched, copied, on_device, posted, recorded, waited_for};
+pub(crate) use dlpack::{dlpack_device, dlpack_facts, lend_dlpack};
+pub(crate) use held::Held;
 
 /// Wraps foreign memory as a region that holds `keep` for as long as pdkv may touch it.
 ///
@@ -88,147 +93,6 @@ impl Descriptors {
 #[pyfunction]
 pub(crate) fn buffer_address(buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
     Ok(PyUntypedBuffer::get(buffer)?.buf_ptr().addr())
-}
-
-/// `DLTensor` of dlpack.h.
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
-}
-
-/// `DLManagedTensorVersioned` of dlpack.h; its predecessor is the bare tensor and a deleter.
-#[repr(C)]
-struct DlVersioned {
-    major: u32,
-    minor: u32,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Self)>,
-    flags: u64,
-    tensor: DlTensor,
-}
-
-const DLPACK_MAJOR: u32 = 1;
-const DLPACK_READ_ONLY: u64 = 1;
-const VERSIONED: &CStr = c"dltensor_versioned";
-const PLAIN: &CStr = c"dltensor";
-
-/// Address, shape, strides in bytes, item size, dtype and read-only flag of a DLPack capsule.
-type DlpackFacts = (u64, Vec<i64>, Option<Vec<i64>>, u64, String, bool);
-
-/// Returns (address, shape, strides in bytes or None, itemsize, dtype, readonly) of a DLPack capsule
-/// without consuming it: the capsule must be kept for as long as the memory is used.
-#[pyfunction]
-#[pyo3(signature = (capsule, /))]
-pub(crate) fn dlpack_facts(py: Python<'_>, capsule: &Bound<'_, PyCapsule>) -> PyResult<DlpackFacts> {
-    enter::attached(py, || read_capsule(capsule))
-}
-
-fn read_capsule(capsule: &Bound<'_, PyCapsule>) -> Result<DlpackFacts> {
-    if capsule.is_valid_checked(Some(VERSIONED)) {
-        let managed = checked(capsule, VERSIONED)?.cast::<DlVersioned>();
-        // SAFETY: a capsule of this name holds this struct, alive as long as the capsule; these two
-        // fields lie at the same place in every version.
-        let major = unsafe { (*managed).major };
-        if major != DLPACK_MAJOR {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "dlpack",
-                format!("the tensor speaks DLPack `{major}`"),
-            )
-            .with_hint("pdkv reads DLPack 1: export with `max_version=(1, 1)`"));
-        }
-        // SAFETY: the major version says that the struct is laid out as above.
-        let flags = unsafe { (*managed).flags };
-        // SAFETY: as for `flags`; the capsule outlives the borrow.
-        let tensor = unsafe { &(*managed).tensor };
-        return facts(tensor, flags & DLPACK_READ_ONLY != 0);
-    }
-    let managed = checked(capsule, PLAIN)?.cast::<DlTensor>();
-    // SAFETY: a capsule of this name begins with this struct, alive as long as the capsule.
-    facts(unsafe { &*managed }, false)
-}
-
-fn checked(capsule: &Bound<'_, PyCapsule>, name: &'static CStr) -> Result<*mut c_void> {
-    capsule
-        .pointer_checked(Some(name))
-        .map(ptr::NonNull::as_ptr)
-        .map_err(|_| {
-            Error::new(
-                ErrorKind::Unsupported,
-                "dlpack",
-                "the capsule holds no tensor, or it was consumed already",
-            )
-            .with_hint("`__dlpack__()` must return a fresh capsule")
-        })
-}
-
-fn facts(tensor: &DlTensor, readonly: bool) -> Result<DlpackFacts> {
-    let refuse = |what: String| Err(Error::new(ErrorKind::Layout, "dlpack", what));
-    let Ok(ndim) = usize::try_from(tensor.ndim) else {
-        return refuse(format!("the tensor has `{}` dimensions", tensor.ndim));
-    };
-    if !tensor.bits.is_multiple_of(8) || tensor.bits == 0 || tensor.lanes == 0 {
-        return refuse(format!(
-            "the elements are `{}` bits in `{}` lanes",
-            tensor.bits, tensor.lanes
-        ));
-    }
-    let itemsize = u64::from(tensor.bits / 8) * u64::from(tensor.lanes);
-    let address = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
-    let Some(address) = address else {
-        return refuse("the byte offset is past the end of memory".to_owned());
-    };
-    let Some(shape) = longs(tensor.shape, ndim) else {
-        return refuse("the tensor has no shape".to_owned());
-    };
-    let strides = longs(tensor.strides, ndim).map(|steps| {
-        steps
-            .into_iter()
-            .map(|step| step.saturating_mul(itemsize.cast_signed()))
-            .collect()
-    });
-    let dtype = if tensor.lanes == 1 {
-        dtype(tensor.code, tensor.bits)
-    } else {
-        "raw".to_owned()
-    };
-    Ok((address, shape, strides, itemsize, dtype, readonly))
-}
-
-fn longs(values: *const i64, count: usize) -> Option<Vec<i64>> {
-    if count == 0 {
-        return Some(Vec::new());
-    }
-    if values.is_null() {
-        return None;
-    }
-    // SAFETY: dlpack.h promises `ndim` values behind a pointer that is not null.
-    Some(unsafe { std::slice::from_raw_parts(values, count) }.to_vec())
-}
-
-/// The names of dlpack.h's type codes, as pdkv writes them.
-fn dtype(code: u8, bits: u8) -> String {
-    match code {
-        0 => format!("int{bits}"),
-        1 => format!("uint{bits}"),
-        2 => format!("float{bits}"),
-        4 => "bfloat16".to_owned(),
-        6 => "bool".to_owned(),
-        10 => "float8_e4m3fn".to_owned(),
-        11 => "float8_e4m3fnuz".to_owned(),
-        12 => "float8_e5m2".to_owned(),
-        13 => "float8_e5m2fnuz".to_owned(),
-        _ => "raw".to_owned(),
-    }
 }
 
 /// Fills a buffer request for `len` writable bytes at `address`, lent by `owner`.

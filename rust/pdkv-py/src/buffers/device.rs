@@ -1,0 +1,57 @@
+//! Memory of a GPU and streams that another library made, and what the bench does with them.
+
+use std::sync::Arc;
+
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::{CopyQueue, DeviceRegion, Event, Gpu, Stream, Ticket, copy_async, copy_batch_async};
+use pdkv_device::kernels::{Jobs, Wishes};
+use pyo3::prelude::*;
+
+/// Wraps memory on a GPU as a region that holds `keep` for as long as pdkv may touch it.
+pub(crate) fn on_device(gpu: &Gpu, address: u64, len: u64, keep: Py<PyAny>) -> Result<Arc<DeviceRegion>> {
+    // SAFETY: `pdkv.memory.describe` took the range from an object that owns it, and `keep` holds that object. That the
+    // driver knows all of the range is checked there. A read-only range is never used as a destination.
+    unsafe { DeviceRegion::from_raw(gpu, address, len, Box::new(keep)) }
+}
+
+/// An event behind all that a stream was asked so far, for another stream to wait for. The stream need not outlive the call.
+pub(crate) fn recorded(gpu: &Gpu, handle: u64) -> Result<Event> {
+    record(gpu, handle, Event::new(gpu.context())?)
+}
+
+/// Waits here, sleeping, for all that a stream was asked so far.
+pub(crate) fn waited_for(gpu: &Gpu, handle: u64) -> Result<()> {
+    record(gpu, handle, Event::to_wait_for(gpu.context())?)?.synchronize()
+}
+
+fn record(gpu: &Gpu, handle: u64, event: Event) -> Result<Event> {
+    // SAFETY: that the handle is of a live stream of this GPU is the documented duty of whoever gives it; the caller
+    // holds the object it came from during this call, and nothing of the stream is kept.
+    let stream = unsafe { Stream::foreign(gpu.context(), handle) };
+    if stream.capturing()? {
+        // The event would be the graph's, and what waits for it a part of the graph.
+        let error = Error::new(ErrorKind::Config, "stream", "the stream captures a CUDA graph");
+        return Err(error.with_hint("call before the capture begins or after it has ended"));
+    }
+    event.record(&stream)?;
+    Ok(event)
+}
+
+/// Asks a stream for a copy between memory that the caller of a private function answers for.
+pub(crate) fn copied(stream: &Stream, dst: u64, src: u64, nbytes: u64) -> Result<()> {
+    // SAFETY: `gpu_check` and `pdkv.bench` pass memory that they hold until they have waited for the stream; they are the
+    // only callers.
+    unsafe { copy_async(stream, dst, src, nbytes as usize) }
+}
+
+/// The same in one batch.
+pub(crate) fn batched(stream: &Stream, dsts: &[u64], srcs: &[u64], sizes: &[usize]) -> Result<()> {
+    // SAFETY: as for `copied`; their blocks do not overlap.
+    unsafe { copy_batch_async(stream, dsts, srcs, sizes) }
+}
+
+/// Posts a copy of memory that the caller of a private function answers for.
+pub(crate) fn posted(queue: &mut CopyQueue, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
+    // SAFETY: as for `copied`; no flag is asked for.
+    unsafe { queue.post(jobs, wishes, None) }
+}
