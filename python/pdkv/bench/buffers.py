@@ -46,7 +46,12 @@ class Pages:
         """Where the pool starts."""
         return self.bytes.ctypes.data
 
-    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+    @property
+    def whole(self) -> Any:
+        """What is registered to have all of it."""
+        return self.bytes
+
+    def tensors(self) -> dict[str, Any]:
         """Gives what vLLM would register: one `[B, H, N, C]` view per layer, strides as the layout says."""
         case, geometry = self.case, self.case.geometry
         sizes = {

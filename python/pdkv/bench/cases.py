@@ -17,8 +17,8 @@ from pdkv.bench.ucx import Ucx
 from pdkv.errors import ConfigError
 
 OPS = ("pull", "push", "read", "write")
-TRANSPORTS = ("auto", "inproc", "shm", "cma", "tcp", "ucx")
-MEMORY = ("auto", "pool", "private", "adopt")
+TRANSPORTS = ("auto", "inproc", "cuda", "shm", "cma", "tcp", "ucx")
+MEMORY = ("auto", "pool", "private", "adopt", "cuda")
 LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 _MAX_LAYERS = 4095  # the pattern names layers with 12 bits
 _MAX_PAGES = 1 << 26
@@ -39,7 +39,8 @@ class Case:
         streams: TCP data streams, and those of the limit.
         fragmentation: How scattered both tables are.
         layout: vLLM's name for the order of the axes in memory.
-        memory: Who allocates the pages: `pool` pdkv, `private` the process, `adopt` the process with `adopt=True`.
+        memory: Who allocates the pages: `pool` pdkv, `private` the process, `adopt` the process with `adopt=True`,
+            `cuda` pdkv on the first GPU.
         slots_factor: Pool blocks per moved block.
         seed: Draws the tables and the pattern.
         ucx: How UCX is to be used, by the transport of that name and by what is measured beside it.
@@ -122,6 +123,8 @@ class Case:
         """Who allocates the pages, `auto` resolved: what the transport is made for."""
         if self.memory != "auto":
             return self.memory
+        if self.transport == "cuda":
+            return "cuda"
         return "pool" if self.transport in ("auto", "shm") else "private"
 
     @property

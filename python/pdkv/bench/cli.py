@@ -26,6 +26,7 @@ examples:
   pdkv bench                                             one machine, two processes, the best path
   pdkv bench --model llama-3.3-70b --isl 4096 --transport shm,cma,tcp
   pdkv bench --block-bytes 4KiB,16KiB,64KiB,1MiB --total 512MiB --transport cma --format csv
+  pdkv bench --transport cuda --block-bytes 4KiB,16KiB,1MiB --total 1GiB
   pdkv bench --mode latency --transport shm,cma
   pdkv bench --mode pipe --shape 8,256,8,128 --transport shm,tcp
   pdkv bench --mode lookup --entries 1000
@@ -92,7 +93,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list(str),
         default=["auto"],
         metavar="T,...",
-        help="auto, inproc, shm, cma, tcp, ucx (default: auto)",
+        help="auto, inproc, cuda, shm, cma, tcp, ucx (default: auto)",
     )
     what.add_argument(
         "--iters",
@@ -181,7 +182,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         default="auto",
         metavar="KIND",
-        help="who allocates pages: pool, private, adopt, or auto: what suits the transport (default: auto)",
+        help="who allocates pages: pool, private, adopt, cuda, or auto: what suits the transport (default: auto)",
     )
     shape.add_argument(
         "--seed", type=_item(_natural), default=1, metavar="N", help="draws tables and bytes (default: %(default)s)"

@@ -3,6 +3,7 @@
 - `shm`, `inproc`: a plain scattered copy inside the consumer, same threads.
 - `cma`: `process_vm_readv` of the producer's pages, 1,024 spans a call, same threads.
 - `tcp`: `sendmsg` here, `readv` there, same number of streams, no framing.
+- `cuda`: one copy of as many bytes within the GPU by its driver.
 
 Each fills its source with fresh bytes before and is checked after, like the row it limits. `Rival` is what
 all rows beside pdkv's are measured through, those of other programs too.
@@ -45,6 +46,8 @@ class Rival(Mover):
 
 def limit_for(path: str, native: Any, side: Side, producer: Channel, opened: control.Message) -> Rival | None:
     """Chooses the limit for the path that pdkv took; `None` where there is none to compare with."""
+    if side.case.where == "cuda":
+        return DeviceLimit(native, side, producer) if path in ("cuda", "inproc") else None
     if path in ("shm", "inproc"):
         return CopyLimit(native, side, producer)
     if path == "cma":
@@ -110,6 +113,28 @@ class CmaLimit(Rival):
         seconds: float = self._native.limit_cma(
             self._pid, self.side.pages.address, self._pool, to, since, case.page_bytes, case.threads
         )
+        return seconds
+
+
+class DeviceLimit(Rival):
+    """Copies as many bytes in one piece within the consumer's GPU."""
+
+    name = "device copy"
+    checked = False
+    note = "one contiguous copy of as many bytes, which are not checked"
+
+    def __init__(self, native: Any, side: Side, producer: Channel) -> None:
+        """Allocates both ends of it."""
+        super().__init__(side, producer)
+        self._pools = [side.engine.allocate(side.case.total_bytes, device="cuda") for _ in range(2)]
+        self._loop = native.CudaLoop(self._pools[0].device)
+
+    def fill(self, stamp: int) -> None:
+        """Has nothing to fill: any bytes do."""
+
+    def run(self) -> float:
+        """Copies."""
+        seconds: float = self._loop.whole(*(pool.address for pool in self._pools), self.side.case.total_bytes, 1)
         return seconds
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pdkv.bench import pattern
-from pdkv.bench.buffers import Pages
 from pdkv.bench.cases import Case
+from pdkv.bench.device_pages import make_pages
 from pdkv.bench.tables import Ids
 from pdkv.errors import ConfigError, PdkvError
 
@@ -87,12 +87,12 @@ class Side:
             **(case.ucx.engine_options(kit.pdkv) if case.transport == "ucx" else {}),
         )
         try:
-            self.pages = Pages(case, self.engine)
+            self.pages = make_pages(case, self.engine, kit.native)
             adopt = case.where == "adopt"
             self.cache: Any = None
             self.region: Any = None
             if case.op in ("read", "write"):
-                self.region = self.engine.register(self.pages.bytes, adopt=adopt)
+                self.region = self.engine.register(self.pages.whole, adopt=adopt)
             else:
                 self.cache = self.engine.register_kv_cache(
                     self.pages.tensors(),

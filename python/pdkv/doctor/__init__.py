@@ -31,11 +31,13 @@ def examine(root: Path = Path("/")) -> Examination:
     on_network, network_facts = network.examine(root)
     has_devices = bool(network_facts["rdma_ports"])
     on_limits, limit_facts = limits.examine(root, has_rdma=has_devices)
-    on_gpu, gpu_facts = gpu.examine(root, ask("cuda"))
+    asked = ask("cuda")
+    with_gpu = ask("gpu trial") if (asked.answer or {}).get("present") else Outcome([])
+    on_gpu, gpu_facts = gpu.examine(root, asked, with_gpu)
     on_ucx, ucx_facts = ucx.examine(ucx_candidates(wheels.folders()), ask, has_devices=has_devices)
     on_vllm, vllm_facts = vllm.examine(vllm.look())
     trial = ask("trial")
-    on_choice, choices = choice.examine(trial.answers, network_facts, ucx_facts)
+    on_choice, choices = choice.examine(trial.answers, network_facts, ucx_facts, gpu_facts)
     findings += [*on_limits, *on_network, *on_gpu, *on_ucx, *_moves(trial), *on_choice, *on_vllm]
     facts: dict[str, Any] = {
         "pdkv": build,

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdkv import _core
-from pdkv.doctor import trial
+from pdkv.doctor import gpu_trial, trial
 from pdkv.doctor.child import MARK
 from pdkv.errors import PdkvError
 
 
 def _answers(question: str, *arguments: str) -> Iterator[dict[str, Any]]:
     if question == "cuda":
-        present, text = _core.cuda_probe()
-        yield {"present": present, "text": text}
+        yield _core.cuda_probe()
+    elif question == "gpu trial":
+        yield from gpu_trial.moves()
     elif question == "ucx":
         try:
             yield _core.ucx_probe(*arguments)

@@ -13,7 +13,7 @@ _MEMORY = {"pool": "memory in pools of pdkv, or adopted", "private": "other memo
 
 
 def examine(
-    moves: Sequence[dict[str, Any]], network: dict[str, Any], ucx: dict[str, Any]
+    moves: Sequence[dict[str, Any]], network: dict[str, Any], ucx: dict[str, Any], gpu: dict[str, Any]
 ) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Says what would be chosen.
 
@@ -21,12 +21,13 @@ def examine(
         moves: What the trial between two processes came to.
         network: The facts about the network.
         ucx: The facts about UCX.
+        gpu: The facts about GPUs.
 
     Returns:
         The findings, and the same as data: what is between, the transport or `None`, and why.
     """
     choices = [_this_host(move) for move in moves if "choice" in move]
-    choices += [_another_host(network, ucx), _gpus()]
+    choices += [_another_host(network, ucx), _gpus(gpu)]
     findings = [
         Finding(
             "choice",
@@ -64,10 +65,16 @@ def _another_host(network: dict[str, Any], ucx: dict[str, Any]) -> dict[str, Any
     return {"between": "another host", "transport": "tcp", "why": why, "hint": hint}
 
 
-def _gpus() -> dict[str, Any]:
-    return {
-        "between": "GPU to GPU",
-        "transport": None,
-        "why": "this release moves host memory only and refuses GPU tensors",
-        "hint": "copy to the CPU on the one side and from it on the other",
-    }
+def _gpus(gpu: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"between": "GPU to GPU", "transport": None, "hint": None}
+    moved = gpu["trial"]
+    if not gpu["cuda"]:
+        return {**found, "why": "no GPU here", "hint": "the finding on `gpu` says why"}
+    if moved is None or not moved["good"]:
+        return {
+            **found,
+            "why": "two processes can't reach each other's memory",
+            "hint": "the finding on `cuda` says why",
+        }
+    why = f"on this host, {moved['detail']}; between hosts copy to the host's memory first"
+    return {**found, "transport": "cuda", "why": why}

@@ -1,7 +1,8 @@
-"""Whether there are GPUs, asked of the kernel's driver and of CUDA's."""
+"""Whether there are GPUs and what pdkv can do with them: asked of the kernel's driver, of CUDA's, of two processes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +11,100 @@ from pdkv.doctor.finding import Finding
 
 __all__ = ["examine"]
 
-_HINT = "this release moves host memory only, so nothing is lost: stage GPU tensors through the CPU"
+_CONTAINER = "a container needs the NVIDIA runtime (`--gpus all`)"
+_NOTHING = "host memory moves without one"
+_BY_COMPILER = (
+    "install the compiler of the driver's CUDA release (`pip install nvidia-cuda-nvrtc-cu12`, for CUDA 13 "
+    "`nvidia-cuda-nvrtc`), or name a ready image by PDKV_CUDA_IMAGE"
+)
+_SHARING = (
+    "the processes must see the same GPU, and no border of MIG or of a container's IPC namespace may be between them"
+)
 
 
-def examine(root: Path, cuda: Outcome) -> tuple[list[Finding], dict[str, Any]]:
+def examine(root: Path, cuda: Outcome, trial: Outcome) -> tuple[list[Finding], dict[str, Any]]:
     """Judges what was found.
 
     Args:
         root: Where `/proc` is.
         cuda: What asking CUDA's driver came to.
+        trial: What moving bytes between two processes by a GPU came to.
 
     Returns:
         The findings, and the same as data.
     """
     driver = _driver(root / "proc/driver/nvidia/version")
-    gpus = [_model(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    models = [_model(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
     answer = cuda.answer or {}
-    facts = {"driver": driver, "gpus": gpus, "cuda": answer.get("present", False), "cuda_text": answer.get("text")}
+    moved = next((move for move in trial.answers if move.get("transport") == "cuda"), None)
+    facts = {
+        "driver": driver,
+        "gpus": models,
+        "cuda": answer.get("present", False),
+        "cuda_text": answer.get("text"),
+        "devices": answer.get("gpus", []),
+        "kernels": [{"place": place, "found": good, "text": text} for place, good, text in answer.get("kernels", [])],
+        "trial": moved,
+    }
     if cuda.answer is None:
-        finding = Finding(
-            "gpu", good=False, text=f"asking CUDA's driver {cuda.failure}", hint="does `nvidia-smi` work?"
-        )
-    elif answer["present"]:
-        names = ", ".join(gpus) or "models not shown"
-        finding = Finding("gpu", good=True, text=f"{answer['text']}: {names}; not used yet: {_HINT}")
-    elif driver or gpus:
-        text = f"the kernel has the NVIDIA driver ({driver}), but {answer['text']}"
-        finding = Finding("gpu", good=False, text=text, hint="a container needs the NVIDIA runtime (`--gpus all`)")
+        text = f"asking CUDA's driver {cuda.failure}"
+        return [Finding("gpu", good=False, text=text, hint="does `nvidia-smi` work?")], facts
+    if not answer["present"]:
+        if driver or models:
+            text = f"the kernel has the NVIDIA driver ({driver}), but {answer['text']}"
+            return [Finding("gpu", good=False, text=text, hint=_CONTAINER)], facts
+        return [Finding("gpu", good=False, text=f"no NVIDIA driver ({answer['text']})", hint=_NOTHING)], facts
+    findings = [Finding("gpu", good=True, text=answer["text"])]
+    for gpu in answer["gpus"]:
+        findings += _of_one(gpu, facts["kernels"])
+    findings.append(_trial(trial, moved))
+    return findings, facts
+
+
+def _of_one(gpu: Mapping[str, Any], kernels: list[dict[str, Any]]) -> list[Finding]:
+    subject = f"cuda:{gpu['ordinal']}"
+    if gpu["error"]:
+        hint = gpu["hint"] or "does another process hold all of it (`nvidia-smi`)?"
+        return [Finding(subject, good=False, text=gpu["error"], hint=hint)]
+    text = f"`{gpu['name']}`, compute capability {gpu['capability']}"
+    if not gpu["batched_copies"]:
+        text += ", no batched copies (the driver is older than CUDA 12.8)"
+    if gpu["isolated"]:
+        hint = "use a whole GPU where two of them, or two instances, are to exchange memory"
+        findings = [Finding(subject, good=False, text=f"{text}; {gpu['isolated']}", hint=hint)]
     else:
-        finding = Finding("gpu", good=False, text=f"no NVIDIA driver ({answer['text']})", hint=_HINT)
-    return [finding], facts
+        findings = [Finding(subject, good=True, text=text)]
+    return [*findings, _kernels(subject, gpu["kernels"], kernels), _shared(subject, gpu)]
+
+
+def _kernels(subject: str, found: Mapping[str, Any], places: list[dict[str, Any]]) -> Finding:
+    """Where the kernels come from; where they can't be had, what was found at each place."""
+    if found["good"]:
+        return Finding(f"{subject} kernels", good=True, text=found["text"])
+    looked = "; ".join(f"{place['place']}: {place['text']}" for place in places)
+    text = f"{found['text']} (looked at {looked})" if looked else found["text"]
+    return Finding(f"{subject} kernels", good=False, text=text, hint=found["hint"] or _BY_COMPILER)
+
+
+def _shared(subject: str, gpu: Mapping[str, Any]) -> Finding:
+    """Which memory of the GPU other processes can map."""
+    ways = [gpu["ipc"], gpu["pool"]]
+    text = "other processes can map " + "; ".join(way["text"] for way in ways if way["good"])
+    refused = "; ".join(way["text"] for way in ways if not way["good"])
+    if not refused:
+        return Finding(f"{subject} memory", good=True, text=text)
+    none = not any(way["good"] for way in ways)
+    text = f"no other process can map any: {refused}" if none else f"{text}; but not all: {refused}"
+    hint = next((way["hint"] for way in ways if way["hint"]), None) or _SHARING
+    return Finding(f"{subject} memory", good=False, text=text, hint=hint)
+
+
+def _trial(trial: Outcome, moved: Mapping[str, Any] | None) -> Finding:
+    if moved is None:
+        text = f"the trial {trial.failure or 'ended before it'}: {trial.printed or 'nothing was printed'}"
+        return Finding("cuda", good=False, text=text, hint="please report this")
+    hint = None if moved["good"] else moved.get("hint") or _SHARING
+    return Finding("cuda", good=moved["good"], text=moved["text"], hint=hint)
 
 
 def _driver(path: Path) -> str | None:
