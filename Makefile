@@ -23,6 +23,13 @@ LIST_NVRTC = compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cu13/lib/lib
 	compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12' || true
 WITH_NVRTC = PDKV_TEST_NVRTC="$${PDKV_TEST_NVRTC:-$$({ $(LIST_NVRTC); } | xargs -r realpath | paste -sd:)}"
 
+GPU_PYTHON ?= python3
+GPU_CHECK_ARGS ?=
+STANDIN := $(abspath $(or $(CARGO_TARGET_DIR),target))/standin
+# The stand-in for the CUDA driver: its library, and the image of the kernels that it loads.
+WITH_STANDIN = paths=$$(scripts/standin-cuda.sh $(STANDIN)) && set -- $$paths && \
+	PDKV_CUDA_LIBRARY="$$1" PDKV_CUDA_IMAGE="$$2"
+
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
 export PYO3_PYTHON := $(BIN)/python
 CARGO_FLAGS ?=
@@ -37,10 +44,10 @@ PYTEST_ARGS ?=
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \
-	test-torch test-vllm test-python
+	test-gpu gpu-check-dry test-torch test-vllm test-python
 
-.PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-torch test-vllm test-python test-fast check fmt fmt-check tidy clippy doc \
-	lint-python types stubtest sdist example bench figures kernel-figures floors bench-vllm bench-plan fuzz wheel clean
+.PHONY: help venv ucx torch vllm build demo demo-small test test-rust test-gpu test-torch test-vllm test-python test-fast check fmt fmt-check tidy clippy doc \
+	lint-python types stubtest sdist example bench figures kernel-figures floors bench-vllm bench-plan gpu-check gpu-check-dry fuzz wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -64,7 +71,7 @@ build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .v
 demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
 	@$(BIN)/pdkv bench $(BENCH_ARGS)
 
-test: test-rust build test-torch test-vllm test-python ## Build and run all tests, Rust and Python
+test: test-rust build test-gpu test-torch test-vllm test-python ## Build and run all tests, Rust and Python
 
 test-fast: build $(UCX_WHEELS) ## Run the tests that take a minute once compiled: few property cases, no slow marks
 	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
@@ -99,6 +106,14 @@ floors: build ## Measure every speed that pdkv promises and judge it (minutes, w
 
 bench-vllm: build vllm ## Measure what handing over costs in vLLM, beside NIXL's connector (minutes, wants a quiet machine)
 	@$(VLLM_VENV)/bin/python benches/vllm_handover.py $(BENCH_ARGS)
+
+# Builds nothing: on a machine with a GPU there may be no Rust. pdkv is the installed one, or a wheel in dist/.
+gpu-check: ## Prove and measure pdkv on a machine with a GPU and torch (DRY=1: its logic alone, on a stand-in for the driver)
+ifeq ($(DRY),1)
+	@$(MAKE) --no-print-directory gpu-check-dry
+else
+	@PYTHONPATH=benches $(GPU_PYTHON) -m gpu_check $(GPU_CHECK_ARGS)
+endif
 
 bench-plan: ## Run the criterion benchmark of the planner
 	@cargo bench $(CARGO_FLAGS) -p pdkv-core --bench plan
@@ -154,6 +169,13 @@ example: $(DEPENDENCIES)
 
 demo-small: $(DEPENDENCIES)
 	@$(BIN)/pdkv bench $(SMALL_DEMO)
+
+# A process keeps the driver that it has opened, so what needs one has a run of its own, on the stand-in.
+test-gpu: $(DEPENDENCIES)
+	@$(WITH_STANDIN) $(BIN)/pytest -q tests/with_gpu $(PYTEST_ARGS)
+
+gpu-check-dry: $(DEPENDENCIES)
+	@$(WITH_STANDIN) PYTHONPATH=benches $(BIN)/python -m gpu_check --dry --out $(STANDIN)/gpu-check $(GPU_CHECK_ARGS)
 
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch

@@ -1,0 +1,79 @@
+"""The command line: `python -m gpu_check`, as `make gpu-check` calls it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu_check import floors, picture, report, run, wheel
+from gpu_check.arena import DRY
+from gpu_check.outcome import Outcome
+from gpu_check.steps import STEPS
+
+BUDGET_S = 470.0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="on the stand-in that PDKV_CUDA_LIBRARY names")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the JSON and the PNG")
+    parser.add_argument(
+        "--wheels", type=Path, default=Path("dist"), help="folder with a wheel of pdkv, if not installed"
+    )
+    parser.add_argument("--only", default="", help="names of steps, separated by commas")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all steps (default: %(default)g)")
+    parser.add_argument("--step", choices=[step.name for step in STEPS], help=argparse.SUPPRESS)
+    parser.add_argument("--step-budget", type=float, default=30.0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Runs all steps, or is one of them; gives the exit code."""
+    args = _arguments()
+    if args.step:
+        step = next(step for step in STEPS if step.name == args.step)
+        outcome = run.answer(step, args.step_budget)
+        print(run.MARK + json.dumps(outcome.to_json(), default=str), flush=True)
+        return 0
+    began = time.monotonic()
+    steps = run.run([name for name in args.only.split(",") if name], args.budget, _environment(args), _tell)
+    judged = floors.judge(steps, dry=args.dry)
+    good = report.good(steps, judged)
+    print(f"\n{report.tables(steps)}\n\n{report.floors(judged)}")
+    whole: dict[str, Any] = {
+        "good": good,
+        "dry": args.dry,
+        "seconds": round(time.monotonic() - began, 1),
+        "steps": steps,
+        "table": report.table_rows(steps),
+        "floors": [floor.to_json() for floor in judged],
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    title = "pdkv gpu-check: " + (steps.get("machine", {}).get("facts", {}).get("loop", {}).get("name") or "no machine")
+    whole["drawn_by"] = picture.draw(whole["table"], title, args.out / "gpu-check.png")
+    run.write(whole, args.out / "gpu-check.json")
+    word = "good" if good else "NOT GOOD"
+    print(f"\n{word} after {whole['seconds']} s: {args.out}/gpu-check.json, {args.out}/gpu-check.png")
+    return 0 if good else 1
+
+
+def _environment(args: argparse.Namespace) -> dict[str, str]:
+    """What every step is told: where pdkv is, and whether this is a dry run."""
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    unpacked = wheel.folder(args.wheels)
+    if unpacked is not None:
+        paths.insert(0, str(unpacked))
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), DRY: "1" if args.dry else "0"}
+
+
+def _tell(name: str, outcome: Outcome, seconds: float) -> None:
+    print(report.line(name, outcome, seconds), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What the speeds must be, as ratios within one run, and the judgement of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One promise.
+
+    Attributes:
+        what: The promise in words.
+        bound: The least that keeps it, or the most.
+        found: What was measured; `None` where nothing was.
+        most: Whether the bound is the most.
+        judged: Whether the run counts: a dry run does not.
+    """
+
+    what: str
+    bound: float
+    found: float | None
+    most: bool = False
+    judged: bool = True
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether it is kept; `None` where that can't be told."""
+        if self.found is None or not self.judged:
+            return None
+        return self.found <= self.bound if self.most else self.found >= self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives plain values."""
+        return {**asdict(self), "kept": self.kept}
+
+
+def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool) -> list[Floor]:
+    """Judges what the steps found; what was not measured can't be told."""
+    table = {row["block_bytes"]: row for row in _rows(steps, "speed")}
+    growth = steps.get("posting", {}).get("facts", {}).get("growth")
+
+    def of(size: int, what: str) -> float | None:
+        found = table.get(size, {}).get(what)
+        return None if found is None else float(found)
+
+    judged = not dry
+    return [
+        Floor("paged copy of 16 KiB blocks, of the device copy", 0.85, of(16 << 10, "fraction"), judged=judged),
+        Floor("paged copy of 4 KiB blocks, of the device copy", 0.6, of(4 << 10, "fraction"), judged=judged),
+        Floor(
+            "16 KiB blocks against a loop of cudaMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), judged=judged
+        ),
+        Floor("planning and posting for 128 layers, times that for one", 1.5, growth, most=True, judged=judged),
+    ]
+
+
+def _rows(steps: Mapping[str, Mapping[str, Any]], name: str) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = steps.get(name, {}).get("rows", [])
+    return rows

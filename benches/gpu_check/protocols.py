@@ -1,0 +1,85 @@
+"""Step: tensors of real libraries over pdkv's memory, and pdkv over theirs: the same bytes, by every protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pdkv
+from gpu_check.arena import is_dry
+from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
+
+_NBYTES = 4096
+
+
+class DlpackOnly:
+    """A tensor of which nothing is known but DLPack."""
+
+    def __init__(self, tensor: Any) -> None:
+        """Hides the rest of it."""
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options)
+
+
+class ArrayOnly:
+    """A tensor of which nothing is known but the CUDA array interface."""
+
+    def __init__(self, tensor: Any) -> None:
+        """Hides the rest of it."""
+        self._tensor = tensor
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self._tensor.__cuda_array_interface__
+
+
+def run(_budget_s: float) -> Outcome:
+    """Tries all of them.
+
+    Raises:
+        StepSkippedError: There is no torch.
+        StepFailedError: Somebody sees other bytes.
+    """
+    if is_dry():
+        raise StepSkippedError("real libraries are what is tried, and a dry run has none")
+    import torch
+
+    pool = pdkv.Engine.allocate(_NBYTES, device="cuda:0")
+    views: dict[str, Any] = {
+        "torch.as_tensor": torch.as_tensor(pool, device="cuda:0"),
+        "torch.from_dlpack": torch.from_dlpack(pool),
+    }
+    try:
+        import cupy
+    except ImportError:
+        cupy = None
+    if cupy is not None:
+        views["cupy.asarray"] = cupy.asarray(pool)
+        views["cupy.from_dlpack"] = cupy.from_dlpack(pool)
+    for number, (name, view) in enumerate(views.items()):
+        view[:] = number + 1
+        torch.cuda.synchronize()
+        seen = {other: int(tensor.sum()) for other, tensor in views.items()}
+        if set(seen.values()) != {(number + 1) * _NBYTES}:
+            raise StepFailedError(f"after writing by `{name}` the sums are {seen}")
+    given = _registered(views["torch.as_tensor"].clone())
+    return Outcome(text=f"{', '.join(views)}; registered: {', '.join(given)}", facts={"cupy": cupy is not None})
+
+
+def _registered(tensor: Any) -> list[str]:
+    """Registers a tensor by each protocol, and reads it by a peer that knows none of them."""
+    ways = {"torch": tensor, "DLPack": DlpackOnly(tensor), "array interface": ArrayOnly(tensor)}
+    with pdkv.Engine("owner") as owner, pdkv.Engine("reader") as reader:
+        peer = reader.connect(str(owner.address))
+        for number, (name, way) in enumerate(ways.items()):
+            tensor.fill_(number + 10)
+            target = bytearray(_NBYTES)
+            region = owner.register(way)
+            peer.read(reader.register(target), region.describe(), require="cuda").wait()
+            if target != bytes([number + 10]) * _NBYTES:
+                raise StepFailedError(f"what was registered by `{name}` holds other bytes than its tensor")
+    return list(ways)

@@ -1,0 +1,104 @@
+"""Runs the steps, each in a process of its own, within a budget for all of them; knows nothing of what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_check.outcome import FAILED, SKIPPED, Outcome, StepFailedError, StepSkippedError
+from gpu_check.steps import PLANNED, STEPS, Step
+
+MARK = "gpu-check outcome "
+_LEAST_S = 5.0  # less than this is not worth starting a step for
+_TAIL = 12
+
+
+def answer(step: Step, budget_s: float) -> Outcome:
+    """Is the child: runs a step here, and makes an outcome of whatever comes of it."""
+    try:
+        return step.load()(budget_s)
+    except StepSkippedError as skipped:
+        return Outcome(SKIPPED, str(skipped))
+    except StepFailedError as failed:
+        return Outcome(FAILED, str(failed))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this step's outcome
+        hint = getattr(error, "hint", None)
+        return Outcome(FAILED, f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else ""))
+
+
+def start(step: Step, timeout_s: float, environment: Mapping[str, str]) -> Outcome:
+    """Is the parent: starts a step, kills it and whatever it started at its deadline, and reads what it says."""
+    command = [sys.executable, "-m", "gpu_check", "--step", step.name, "--step-budget", f"{timeout_s * PLANNED:.1f}"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment, **step.environment},
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+            return Outcome(FAILED, f"took longer than {timeout_s:.0f} s", {"printed": _tail(printed)})
+    for line in reversed(printed.splitlines()):
+        if line.startswith(MARK):
+            return Outcome(**json.loads(line.removeprefix(MARK)))
+    return Outcome(FAILED, f"ended with {process.returncode} and said nothing", {"printed": _tail(printed)})
+
+
+def _tail(printed: str | None) -> list[str]:
+    return [line for line in (printed or "").splitlines() if line.strip()][-_TAIL:]
+
+
+def run(
+    only: Sequence[str],
+    budget_s: float,
+    environment: Mapping[str, str],
+    tell: Callable[[str, Outcome, float], None],
+    steps: Sequence[Step] = STEPS,
+) -> dict[str, dict[str, Any]]:
+    """Runs the steps in order; what the budget leaves no time for is skipped and says so.
+
+    Args:
+        only: The names of the steps to run; all of them when empty.
+        budget_s: Seconds for all steps together.
+        environment: What all of them are told.
+        tell: Called after each step, with its name, outcome and seconds.
+        steps: The steps there are.
+
+    Returns:
+        What each step said, with the seconds it took.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    began = time.monotonic()
+    for step in steps:
+        if step.hidden or (only and step.name not in only):
+            continue
+        left_s = budget_s - (time.monotonic() - began)
+        started = time.monotonic()
+        if left_s < _LEAST_S:
+            outcome = Outcome(SKIPPED, f"the {budget_s:.0f} s for all steps are over")
+        else:
+            outcome = start(step, min(step.timeout_s, left_s), environment)
+        seconds = time.monotonic() - started
+        tell(step.name, outcome, seconds)
+        found[step.name] = {**outcome.to_json(), "seconds": round(seconds, 1)}
+    return found
+
+
+def write(report: Mapping[str, Any], path: Path) -> None:
+    """Writes the report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n")

@@ -1,0 +1,219 @@
+"""Steps in processes of their own: deadlines, crashes, the budget, and what is made of what they say."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from gpu_check import floors, picture, png, report, run, wheel
+from gpu_check.outcome import FAILED, PASSED, SKIPPED, Outcome
+from gpu_check.steps import STEPS, Step
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """Makes the child of a step run a script instead."""
+
+    def use(script):
+        (tmp_path / "gpu_check").mkdir()
+        (tmp_path / "gpu_check/__init__.py").write_text("")
+        (tmp_path / "gpu_check/__main__.py").write_text(script)
+        return {"PYTHONPATH": str(tmp_path)}
+
+    return use
+
+
+STEP = Step("machine", "machine")
+
+
+def test_a_step_that_answers_is_believed(child):
+    said = json.dumps(Outcome(text="well").to_json())
+    environment = child(f"print('noise'); print({run.MARK!r} + {said!r}); print('more noise')")
+    assert run.start(STEP, 60, environment) == Outcome(text="well")
+
+
+def test_a_step_that_crashes_is_a_failure_with_its_last_words(child):
+    outcome = run.start(STEP, 60, child("import os\nprint('last words', flush=True)\nos.abort()"))
+    assert (outcome.state, outcome.facts) == (FAILED, {"printed": ["last words"]})
+    assert "ended with -6" in outcome.text
+
+
+def test_a_step_that_hangs_costs_its_deadline_and_leaves_nobody(child, tmp_path):
+    # A grandchild holds the pipe too: only killing the whole session ends the reading.
+    script = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(1000)'])"
+    outcome = run.start(STEP, 3, child(script))
+    assert outcome.state == FAILED
+    assert "longer than 3 s" in outcome.text
+
+
+def test_what_a_step_raises_is_its_outcome(monkeypatch):
+    from gpu_check.outcome import StepFailedError, StepSkippedError
+
+    raised = []
+
+    class Stub(Step):
+        def load(self):
+            def function(_budget):
+                raise raised[-1]
+
+            return function
+
+    for error, state, text in (
+        (StepSkippedError("no NIXL"), SKIPPED, "no NIXL"),
+        (StepFailedError("a byte is wrong"), FAILED, "a byte is wrong"),
+        (KeyError("x"), FAILED, "KeyError: 'x'"),
+    ):
+        raised.append(error)
+        outcome = run.answer(Stub("machine", "machine"), 1)
+        assert (outcome.state, outcome.text) == (state, text)
+
+
+def test_the_budget_ends_a_run_and_says_so(monkeypatch):
+    asked = []
+
+    def start(step, timeout_s, environment):
+        asked.append((step.name, timeout_s))
+        return Outcome()
+
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(run, "start", start)
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock))
+    steps = [Step(name, "machine", timeout_s=40) for name in ("a", "b", "c")]
+    found = run.run([], 70, {}, lambda *_: None, steps)
+    assert asked == [("a", 40), ("b", 30)], "the second gets what is left"
+    assert [step["state"] for step in found.values()] == [PASSED, PASSED, SKIPPED]
+    assert "70 s for all steps are over" in found["c"]["text"]
+
+
+def test_every_step_has_a_name_of_its_own_and_a_function():
+    assert len({step.name for step in STEPS}) == len(STEPS)
+    for step in STEPS:
+        assert callable(step.load())
+
+
+def steps_with(fraction_16, fraction_4, times_loop, growth):
+    rows = [
+        {"block_bytes": 4096, "fraction": fraction_4, "limit_gb_s": 2000.0, "kernel_gb_s": 2000.0 * fraction_4},
+        {
+            "block_bytes": 16384,
+            "fraction": fraction_16,
+            "times_loop": times_loop,
+            "limit_gb_s": 2000.0,
+            "kernel_gb_s": 2000.0 * fraction_16,
+            "wrong": 0,
+        },
+    ]
+    return {
+        "speed": {"state": PASSED, "rows": rows},
+        "posting": {"state": PASSED, "facts": {"growth": growth}},
+        "nixl": {"state": PASSED, "rows": [{"block_bytes": 4096, "nixl_gb_s": 3.25}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("measured", "kept"),
+    [
+        ((0.9, 0.7, 25.0, 1.1), [True, True, True, True]),
+        ((0.84, 0.59, 19.9, 1.6), [False, False, False, False]),
+        ((0.85, 0.6, 20.0, 1.5), [True, True, True, True]),
+    ],
+)
+def test_floors_are_judged_at_their_bounds(measured, kept):
+    steps = steps_with(*measured)
+    judged = floors.judge(steps, dry=False)
+    assert [floor.kept for floor in judged] == kept
+    assert report.good(steps, judged) == all(kept)
+    assert all(floor.kept is None for floor in floors.judge(steps, dry=True)), "a dry run has no speed"
+    assert report.good(steps, floors.judge(steps, dry=True))
+
+
+def test_what_was_not_measured_is_not_judged_and_a_failed_step_is_not_good():
+    judged = floors.judge({}, dry=False)
+    assert [floor.kept for floor in judged] == [None] * 4
+    assert not report.good({}, judged), "nothing passed"
+    assert report.good({"kernels": {"state": PASSED}}, judged)
+    assert not report.good({"kernels": {"state": PASSED}, "plans": {"state": FAILED}}, judged)
+    assert "not measured" in report.floors(judged)
+    missed = report.floors(floors.judge(steps_with(0.5, 0.7, 25, 1), dry=False))
+    assert missed.splitlines()[0].startswith("MISSED")
+
+
+def test_the_table_has_the_figures_of_nixl_beside_ours():
+    steps = steps_with(0.9, 0.7, 25.0, 1.1)
+    assert report.table_rows(steps)[0]["nixl_gb_s"] == 3.25
+    shown = report.tables(steps).splitlines()
+    assert shown[0] == "paged copies on the GPU"
+    assert shown[2].split()[0] == "4096"
+    assert "3.2" in shown[2].split()
+    assert "-" in shown[2].split(), "what was not measured is a dash"
+
+
+def read_png(path):
+    """The size and the dots of a PNG of three bytes a dot, read by the format's rules."""
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    at, data, size = 8, b"", None
+    while at < len(content):
+        length = struct.unpack(">I", content[at : at + 4])[0]
+        kind, body = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", content[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + body)
+        if kind == b"IHDR":
+            size = struct.unpack(">II", body[:8])
+            assert body[8:] == bytes([8, 2, 0, 0, 0])
+        data += body if kind == b"IDAT" else b""
+        at += 12 + length
+    dots = zlib.decompress(data)
+    stride = 1 + 3 * size[0]
+    assert len(dots) == stride * size[1]
+    return size, [dots[row * stride + 1 : (row + 1) * stride] for row in range(size[1])]
+
+
+def test_a_picture_by_the_standard_library(tmp_path):
+    canvas = png.Canvas(10, 4)
+    canvas.dot(2, 1, (255, 0, 0))
+    canvas.dot(50, 50, (255, 0, 0))
+    canvas.line((0, 3), (9, 3), (0, 0, 255))
+    canvas.save(tmp_path / "dots.png")
+    size, rows = read_png(tmp_path / "dots.png")
+    assert size == (10, 4)
+    assert rows[1][6:9] == b"\xff\0\0"
+    assert rows[3] == b"\0\0\xff" * 10
+    assert rows[0] == b"\xff" * 30
+
+
+@pytest.mark.parametrize("without", [True, False])
+def test_the_picture_shows_every_line_that_was_measured(without, monkeypatch, tmp_path):
+    if without:
+        monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    rows = report.table_rows(steps_with(0.9, 0.7, 25.0, 1.1))
+    drawn_by = picture.draw(rows, "pdkv gpu-check: a GPU", tmp_path / "table.png")
+    assert drawn_by == ("the standard library" if without else "matplotlib")
+    if without:
+        _, lines = read_png(tmp_path / "table.png")
+        dots = b"".join(lines)
+        for key, _, colour in picture.LINES:
+            assert (bytes(colour) in dots) == any(row.get(key) for row in rows), key
+    assert picture.draw([], "nothing", tmp_path / "empty.png") == drawn_by
+
+
+def test_a_carried_wheel_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="make wheel"):
+        wheel.folder(tmp_path)
+    with zipfile.ZipFile(tmp_path / "pdkv-1-abi3.whl", "w") as archive:
+        archive.writestr("pdkv/__init__.py", "")
+    found = wheel.folder(tmp_path)
+    assert (found / "pdkv/__init__.py").exists()
+
+
+def test_an_installed_package_comes_before_wheels(tmp_path):
+    import pdkv
+
+    assert list(Path(pdkv.__file__).parent.glob("_core*.so"))
+    (tmp_path / "pdkv-1-abi3.whl").write_text("never read")
+    assert wheel.folder(tmp_path) is None

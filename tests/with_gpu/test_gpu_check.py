@@ -1,0 +1,206 @@
+"""`make gpu-check` on the stand-in: its steps, and that they notice what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from gpu_check import host, jobs, kernels, plans, posting, speed, streams, transfers
+from gpu_check.far import Far
+from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError
+
+from pdkv._core import CudaLoop
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def dry(monkeypatch):
+    monkeypatch.setenv("GPU_CHECK_DRY", "1")
+
+
+class BrokenCopy:
+    """A copy of which one byte of what it writes is wrong, or one checksum."""
+
+    def __init__(self, loop, copy, at, *, sums):
+        self._loop, self._copy, self._at, self._sums = loop, copy, at, sums
+        self.kernels = copy.kernels
+
+    def run(self, rounds):
+        taken = self._copy.run(rounds)
+        if not self._sums:
+            byte = np.empty(1, np.uint8)
+            self._loop.copy(byte.ctypes.data, self._at, 1)
+            self._loop.wait()
+            byte ^= 0x10
+            self._loop.copy(self._at, byte.ctypes.data, 1)
+            self._loop.wait()
+        return taken
+
+    @property
+    def sums(self):
+        first, *rest = self._copy.sums
+        return [first ^ self._sums, *rest]
+
+
+class BrokenLoop:
+    """A GPU whose kernels are broken."""
+
+    def __init__(self, loop, *, sums=False):
+        self._loop, self._sums = loop, sums
+        self.kernels = loop.kernels
+
+    def job(self, **options):
+        lane, at = options["lanes"][-1], 0
+        if options["dst_pages"]:
+            at = options["dst_pages"][-1 // options["dst"][1]] * options["dst"][0]
+        return BrokenCopy(self._loop, self._loop.job(**options), lane[1] + at, sums=self._sums)
+
+
+def test_a_broken_kernel_is_noticed(arena):
+    loop = CudaLoop()
+    for seed, make in enumerate(jobs.GENERATORS):
+        job = make(Random(seed))
+        assert kernels.check(loop, arena, job, seed, sums=True, bulk=False)
+        with pytest.raises(StepFailedError, match=r"1 of .* bytes are wrong after .*seed"):
+            kernels.check(BrokenLoop(loop), arena, job, seed, sums=False, bulk=True)
+        with pytest.raises(StepFailedError, match="checksum of page 0 is wrong"):
+            kernels.check(BrokenLoop(loop, sums=True), arena, job, seed, sums=True, bulk=False)
+
+
+def test_every_kernel_has_its_turn(arena):
+    loop, ran = CudaLoop(), set()
+    for seed in range(200):
+        draw = Random(seed)
+        job = jobs.GENERATORS[seed % len(jobs.GENERATORS)](draw)
+        if job.src_bytes + job.dst_bytes < 1 << 18 or seed % 7 == 0:
+            ran.update(kernels.check(loop, arena, job, seed, sums=seed % 2 == 0, bulk=seed % 3 == 0))
+        if ran == set(loop.kernels):
+            break
+    assert ran == set(loop.kernels), set(loop.kernels) - ran
+
+
+def test_a_kernel_that_never_ran_is_a_failure(monkeypatch):
+    monkeypatch.setattr(kernels, "GENERATORS", (jobs.other_order,))
+    with pytest.raises(StepFailedError, match="no job chose"):
+        kernels.run(0.5)
+
+
+def test_plans(arena):
+    for seed in range(5):
+        assert plans.check(CudaLoop(), arena, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_transfers_in_one_process(arena, seed):
+    for case in transfers._cuda_cases(arena):
+        moved = transfers.Transfers(arena, Far(), case, seed)
+        try:
+            for operation in ("pull", "push", "read", "write"):
+                moved.check(operation)
+        finally:
+            moved.close()
+
+
+def test_a_wrong_byte_of_a_transfer_is_noticed(arena, monkeypatch):
+    monkeypatch.setattr(transfers.caches, "moved_arrays", lambda *given: given[4] ^ 1)
+    moved = transfers.Transfers(arena, Far(), transfers.Case("gpu", "gpu", "cuda"), 1)
+    try:
+        with pytest.raises(StepFailedError, match="bytes are wrong"):
+            moved.check("pull")
+        with pytest.raises(StepFailedError, match="bytes are wrong"):
+            moved.check("push")
+    finally:
+        moved.close()
+
+
+def test_two_processes():
+    outcome = transfers.two_processes(30)
+    assert outcome.state == PASSED
+    assert any(name.startswith("pull, gpu and gpu over cuda") for name in outcome.facts)
+
+
+def test_slow_streams():
+    outcome = streams.run(30)
+    assert outcome.facts["wrong_without_stream"] > 0
+
+
+def test_an_overtaking_transfer_is_noticed(monkeypatch):
+    monkeypatch.setitem(streams.CHECKS, "export", lambda pair, work: streams._export(pair, work, told=False))
+    with pytest.raises(StepFailedError, match=r"the transfer came first.*export"):
+        streams.run(30)
+
+
+def test_the_table(monkeypatch):
+    monkeypatch.setattr(speed, "BLOCK_BYTES", (2048, 16384))
+    monkeypatch.setattr(speed, "DRY_TOTAL_BYTES", 256 << 10)
+    rows = speed.run(60).rows
+    assert [row["block_bytes"] for row in rows] == [2048, 16384]
+    for row in rows:
+        assert row["wrong"] == 0
+        assert {"kernel_gb_s", "bulk_gb_s", "loop_gb_s", "torch_gb_s", "limit_gb_s", "fraction", "times_loop"} <= set(
+            row
+        )
+        assert "batch_gb_s" in row or "batch_missing" in row
+
+
+def test_a_wrong_byte_in_the_table_is_noticed(monkeypatch):
+    monkeypatch.setattr(speed, "BLOCK_BYTES", (16384,))
+    monkeypatch.setattr(speed, "DRY_TOTAL_BYTES", 256 << 10)
+    kernel = speed.Blocks.kernel
+    monkeypatch.setattr(
+        speed.Blocks,
+        "kernel",
+        lambda blocks, loop, **how: BrokenCopy(loop, kernel(blocks, loop, **how), blocks.dst.address, sums=False),
+    )
+    with pytest.raises(StepFailedError, match="bytes are wrong after"):
+        speed.run(60)
+
+
+def test_host_and_posting(monkeypatch):
+    monkeypatch.setattr(host, "DRY_TOTAL_BYTES", 128 << 10)
+    monkeypatch.setattr(host, "BLOCK_BYTES", (4096, 65536))
+    assert len(host.run(30).rows) == 4
+    monkeypatch.setattr(posting, "LAYERS", (1, 4))
+    assert posting.run(30).facts["growth"] > 0
+
+
+def command(tmp_path, only, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_check", "--dry", "--out", str(tmp_path), "--only", only],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(["benches", os.environ.get("PYTHONPATH", "")])},
+        check=False,
+    )
+
+
+def test_the_command_fails_when_a_kernel_writes_a_wrong_byte(tmp_path):
+    done = command(tmp_path, "plans", PDKV_STANDIN_FAIL="wrong:3")
+    assert done.returncode == 1, done.stdout + done.stderr
+    step = json.loads((tmp_path / "gpu-check.json").read_text())["steps"]["plans"]
+    assert step["state"] == FAILED
+    assert step["text"].startswith("1 bytes are wrong after ["), step["text"]
+    assert "NOT GOOD" in done.stdout
+
+
+def test_the_command(tmp_path):
+    done = command(tmp_path, "machine,plans,sanitizer")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert {name: step["state"] for name, step in report["steps"].items()} == {
+        "machine": PASSED,
+        "plans": PASSED,
+        "sanitizer": SKIPPED,
+    }
+    assert report["dry"]
+    assert all(floor["kept"] is None for floor in report["floors"])
+    assert (tmp_path / "gpu-check.png").read_bytes().startswith(b"\x89PNG")
