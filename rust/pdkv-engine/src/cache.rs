@@ -154,6 +154,9 @@ impl KvCache {
         self.shared.check_open("export")?;
         self.shared.registry.cache(self.local.id)?;
         spec.blocks.validate(self.local.layout.num_blocks())?;
+        // Peers map what was there when it was registered.
+        let mut devices = self.local.memory.iter().filter_map(Memory::device);
+        devices.try_for_each(|region| region.still_there())?;
         let room = spec.blocks.len() as u64 * u64::from(self.local.layout.block_tokens());
         if spec.num_tokens > room {
             return Err(Error::new(

@@ -1,6 +1,7 @@
 //! What fails on the GPU fails the transfer, with the driver's words, and nothing else that need not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::{HostRegion, HugePages};
@@ -158,5 +159,27 @@ fn host_memory_that_may_not_be_written_is_no_destination() {
     let read = pair.peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
     assert_eq!(read.wait(WAIT).unwrap_err().kind(), ErrorKind::Region);
     pull(&pair, &PullOptions::default()).wait(WAIT).unwrap();
+    came_over(&pair);
+}
+
+#[test]
+fn a_driver_that_cannot_say_whether_a_copy_is_over_is_asked_again() {
+    if !is_here("failures::a_driver_that_cannot_say_whether_a_copy_is_over_is_asked_again") {
+        return;
+    }
+    let pair = pair();
+    let held = Hold::kernels();
+    let transfer = pull_under_way(&pair, &PullOptions::default());
+    for _ in 0..3 {
+        // As while somebody captures a graph: the call fails, and the kernel goes on.
+        fail(c"cuEventQuery", 1, 900);
+    }
+    assert!(
+        !transfer.wait_quiesced(Some(Duration::from_millis(50))),
+        "the GPU writes on"
+    );
+    drop(held);
+    transfer.wait(WAIT).unwrap();
+    assert!(transfer.wait_quiesced(WAIT));
     came_over(&pair);
 }
