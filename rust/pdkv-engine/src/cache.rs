@@ -187,7 +187,7 @@ impl KvCache {
     ///
     /// # Errors
     /// `Layout` (range, duplicates, layouts that mean different things), `ReferenceRestarted`,
-    /// `PeerUnreachable` (not connected), `PeerLost`, `TransferTimeout` (that round trip took ten seconds),
+    /// `PeerUnreachable` (not connected), `PeerLost`, `TransferTimeout` (that round trip took half a second),
     /// `Unsupported` (no transport), `Closed`. What
     /// the owner refuses is the transfer's error.
     pub fn pull(&self, reference: &Reference, into: BlockTable, options: &PullOptions) -> Result<Transfer> {

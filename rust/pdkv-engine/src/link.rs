@@ -12,7 +12,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::dial::StreamDial;
 use crate::local::LocalDoor;
-use crate::remote::{ANSWER_WAIT, Remote, RemoteCache, RemoteRegion};
+use crate::remote::{ANSWER_WAIT, BRIEF_WAIT, Remote, RemoteCache, RemoteRegion};
 use crate::shared::Shared;
 use crate::transport::Way;
 use crate::transport::gpu::GpuLink;
@@ -61,28 +61,40 @@ impl PeerLink {
     ///
     /// # Errors
     /// `PeerLost`; `TransferTimeout` when the peer doesn't answer.
-    pub(crate) fn region(&self, shared: &Shared, id: RegionId, limit: Duration) -> Result<Option<Arc<RemoteRegion>>> {
+    pub(crate) fn region(
+        &self,
+        shared: &Arc<Shared>,
+        id: RegionId,
+        limit: Duration,
+    ) -> Result<Option<Arc<RemoteRegion>>> {
         let found = self
             .remote
             .region(id, limit.min(ANSWER_WAIT), |number| self.ask(shared, number))?;
         found.map_or_else(|| self.check_alive().map(|()| None), |region| Ok(Some(region)))
     }
 
-    /// A cache, as [`region`](Self::region).
-    pub(crate) fn cache(&self, shared: &Shared, id: CacheId, limit: Duration) -> Result<Option<Arc<RemoteCache>>> {
+    /// A cache, as [`region`](Self::region). Whoever asks may be an LLM engine's loop, and the id a stranger's word: a
+    /// peer that doesn't answer is waited for half a second, and then no more.
+    pub(crate) fn cache(&self, shared: &Arc<Shared>, id: CacheId, limit: Duration) -> Result<Option<Arc<RemoteCache>>> {
         let found = self
             .remote
-            .cache(id, limit.min(ANSWER_WAIT), |number| self.ask(shared, number))?;
+            .cache(id, limit.min(BRIEF_WAIT), |number| self.ask(shared, number))?;
         found.map_or_else(|| self.check_alive().map(|()| None), |cache| Ok(Some(cache)))
     }
 
-    /// Sends a ping, whose answer comes after whatever the peer has said before it hears it.
-    fn ask(&self, shared: &Shared, sequence: u64) -> Result<()> {
-        match shared.lock().peers.get_mut(&self.key) {
-            Some(entry) => entry.send(&Message::Ping(Ping { sequence })),
+    /// Sends a ping, whose answer comes after whatever the peer has said before it hears it. What came in already is
+    /// heard at once, here: on a busy machine the thread that reads may not run for a good while.
+    fn ask(&self, shared: &Arc<Shared>, sequence: u64) -> Result<()> {
+        let reader = match shared.lock().peers.get_mut(&self.key) {
+            Some(entry) => {
+                entry.send(&Message::Ping(Ping { sequence }))?;
+                Arc::clone(&entry.reader)
+            }
             // Lost this moment; nothing of it is known any more.
-            None => Ok(()),
-        }
+            None => return Ok(()),
+        };
+        reader.pump_until(shared, Duration::ZERO, || true);
+        Ok(())
     }
 
     /// The peer is lost: its mappings go now, without waiting for a successor. The caller drops them.

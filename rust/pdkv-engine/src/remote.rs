@@ -196,6 +196,8 @@ pub(crate) struct Remote {
 /// How long a peer may take to say whether it has advertised all it has. One that is well says so within
 /// a round trip; only a machine that is very busy needs long.
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// The same where the caller may be an engine's loop.
+pub(crate) const BRIEF_WAIT: Duration = Duration::from_millis(500);
 /// The same for a peer that did not answer before: it is not to hold up every caller in turn.
 const AGAIN_WAIT: Duration = Duration::from_millis(100);
 /// Set in the numbers of our questions, so that they are told from those of heartbeats.

@@ -5,7 +5,7 @@ mod common;
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::fake::{Wire, hello, owner};
 use common::{LAYERS, Memory, WAIT, cache, engine, private, table};
@@ -176,6 +176,30 @@ fn drain(mut wire: Wire) {
 
 const SOON: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_cache_that_a_silent_owner_never_told_of_holds_no_caller_up() {
+    let engine = engine("consumer", &[TransportKind::Cma]);
+    let target = cache(&engine, Memory::Private);
+    // It answers no ping, so nobody knows whether it has such a cache.
+    let (address, owner) = owner(advert(&target), drain);
+    engine.connect(&address, Duration::from_secs(30)).unwrap();
+    let unknown = Reference {
+        cache: CacheId(99),
+        ..reference(target.fingerprint())
+    };
+    let started = Instant::now();
+    for _ in 0..2 {
+        let refused = target
+            .pull(&unknown, table(&[1, 2]), &PullOptions::default())
+            .unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TransferTimeout, "{refused:?}");
+    }
+    // Far from what a raw transfer may take, and from the deadline of the pull.
+    assert!(started.elapsed() < Duration::from_secs(8));
+    engine.close();
+    owner.join().unwrap();
+}
 
 #[test]
 fn silence_after_the_claim_ends_by_deadline_untouched() {
