@@ -68,6 +68,8 @@ def run(
     environment: Mapping[str, str],
     tell: Callable[[str, Outcome, float], None],
     steps: Sequence[Step] = STEPS,
+    *,
+    patience: float = 1.0,
 ) -> dict[str, dict[str, Any]]:
     """Runs the steps in order; what the budget leaves no time for is skipped and says so.
 
@@ -77,11 +79,13 @@ def run(
         environment: What all of them are told.
         tell: Called after each step, with its name, outcome and seconds.
         steps: The steps there are.
+        patience: How many times its deadline a step may take, and all together their budget.
 
     Returns:
         What each step said, with the seconds it took.
     """
     found: dict[str, dict[str, Any]] = {}
+    budget_s *= patience
     began = time.monotonic()
     for step in steps:
         if step.hidden or (only and step.name not in only):
@@ -91,7 +95,7 @@ def run(
         if left_s < _LEAST_S:
             outcome = Outcome(SKIPPED, f"the {budget_s:.0f} s for all steps are over")
         else:
-            outcome = start(step, min(step.timeout_s, left_s), environment)
+            outcome = start(step, min(step.timeout_s * patience, left_s), environment)
         seconds = time.monotonic() - started
         tell(step.name, outcome, seconds)
         found[step.name] = {**outcome.to_json(), "seconds": round(seconds, 1)}

@@ -90,6 +90,13 @@ def test_the_budget_ends_a_run_and_says_so(monkeypatch):
     assert "70 s for all steps are over" in found["c"]["text"]
 
 
+def test_a_dry_run_is_patient(monkeypatch):
+    asked = []
+    monkeypatch.setattr(run, "start", lambda step, timeout_s, environment: asked.append(timeout_s) or Outcome())
+    run.run([], 1000, {}, lambda *_: None, [Step("a", "machine", timeout_s=40)], patience=6)
+    assert asked == [240]
+
+
 def test_every_step_has_a_name_of_its_own_and_a_function():
     assert len({step.name for step in STEPS}) == len(STEPS)
     for step in STEPS:
