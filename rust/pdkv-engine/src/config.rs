@@ -37,6 +37,9 @@ pub struct EngineConfig {
     pub spin: Duration,
     /// Settings of the `ucx` transport.
     pub ucx: UcxConfig,
+    /// Pinned host memory for each GPU through which its memory goes where a transport carries host memory only, as tcp does.
+    /// Default 64 MiB; it is taken in steps of 4 MiB as transfers need it. 0 has such transfers refused.
+    pub staging_bytes: u64,
 }
 
 /// Settings of the `ucx` transport.
@@ -69,6 +72,7 @@ impl Default for EngineConfig {
             max_claim: Duration::from_secs(120),
             spin: Duration::from_micros(100),
             ucx: UcxConfig::default(),
+            staging_bytes: 64 << 20,
         }
     }
 }

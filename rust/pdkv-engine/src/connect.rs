@@ -305,7 +305,8 @@ fn tcp_link(
             Box::new(TcpDial::new(shared, address, established, StreamPurpose::Data)),
         )
     };
-    Arc::new(TcpLink::new(streams, family, dial, Arc::clone(&shared.movers)))
+    let (movers, stagings) = (Arc::clone(&shared.movers), Arc::clone(&shared.stagings));
+    Arc::new(TcpLink::new(streams, family, dial, movers, stagings))
 }
 
 impl Dial for LocalDoor {

@@ -37,7 +37,7 @@ use crate::transfer::TransferCore;
 use crate::transport::Work;
 use crate::transport::gpu::Gpus;
 use crate::transport::serving::Servings;
-use crate::transport::tcp::Streams;
+use crate::transport::tcp::{Stagings, Streams};
 use crate::transport::ucx::{Control, Lanes, Runtime};
 
 pub(crate) struct Shared {
@@ -68,6 +68,7 @@ pub(crate) struct Shared {
     pub(crate) armed: AtomicU64,
     pub(crate) inbox: Inbox,
     pub(crate) streams: Streams,
+    pub(crate) stagings: Arc<Stagings>,
     /// UCX, as far as this engine has loaded it.
     pub(crate) ucx: Runtime,
     pub(crate) lanes: Lanes,
@@ -139,6 +140,7 @@ pub(crate) struct Parts {
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
+        let stagings = Arc::new(Stagings::new(parts.config.staging_bytes));
         Self {
             name: parts.name,
             incarnation: parts.incarnation,
@@ -168,6 +170,7 @@ impl Shared {
             armed: AtomicU64::new(u64::MAX),
             inbox: Inbox::default(),
             streams: Streams::default(),
+            stagings,
             ucx: Runtime::default(),
             lanes: Lanes::default(),
             gpus: Gpus::default(),

@@ -21,10 +21,13 @@ macro_rules! on_every_transport {
             #[test] fn shm() { body(TransportKind::Shm.into()); }
             #[test] fn cma() { body(TransportKind::Cma.into()); }
             #[test] fn tcp() { body(TransportKind::Tcp.into()); }
-            #[test] fn cuda() { on_gpu(stringify!($name), "cuda", [Memory::Device; 2], body); }
-            #[test] fn cuda_from_beside() { on_gpu(stringify!($name), "cuda_from_beside", [Memory::Other, Memory::Malloc], body); }
-            #[test] fn cuda_from_host() { on_gpu(stringify!($name), "cuda_from_host", [Memory::Private, Memory::Device], body); }
-            #[test] fn cuda_to_host() { on_gpu(stringify!($name), "cuda_to_host", [Memory::Device, Memory::Shared], body); }
+            #[test] fn tcp_of_gpus() { on_gpu(stringify!($name), "tcp_of_gpus", Way::staged(Memory::Device, Memory::Malloc), body); }
+            #[test] fn tcp_to_gpu() { on_gpu(stringify!($name), "tcp_to_gpu", Way::staged(Memory::Private, Memory::Device), body); }
+            #[test] fn tcp_from_gpu() { on_gpu(stringify!($name), "tcp_from_gpu", Way::staged(Memory::Device, Memory::Private), body); }
+            #[test] fn cuda() { on_gpu(stringify!($name), "cuda", Way::cuda(Memory::Device, Memory::Device), body); }
+            #[test] fn cuda_from_beside() { on_gpu(stringify!($name), "cuda_from_beside", Way::cuda(Memory::Other, Memory::Malloc), body); }
+            #[test] fn cuda_from_host() { on_gpu(stringify!($name), "cuda_from_host", Way::cuda(Memory::Private, Memory::Device), body); }
+            #[test] fn cuda_to_host() { on_gpu(stringify!($name), "cuda_to_host", Way::cuda(Memory::Device, Memory::Shared), body); }
             #[test] fn ucx_put_posix() { on_lane(Lane::puts("posix,cma"), body); }
             #[test] fn ucx_put_sysv() { on_lane(Lane::puts("sysv,cma"), body); }
             #[test] fn ucx_put_tcp() { on_lane(Lane::puts("tcp"), body); }
@@ -38,9 +41,9 @@ macro_rules! on_every_transport {
     )+ };
 }
 
-fn on_gpu(test: &str, column: &str, [producer, consumer]: [Memory; 2], body: fn(Way)) {
+fn on_gpu(test: &str, column: &str, way: Way, body: fn(Way)) {
     if standin::is_here(&format!("{test}::{column}")) {
-        body(Way::cuda(producer, consumer));
+        body(way);
     }
 }
 

@@ -30,6 +30,11 @@ pub(crate) trait Link: Send + Sync {
     /// What it can do, its transport included.
     fn capability(&self) -> Capability;
 
+    /// What it can do between these memories, where that is less than at best.
+    fn capability_between(&self, _local: &[Memory], _remote: &[Arc<RemoteRegion>]) -> Capability {
+        self.capability()
+    }
+
     /// What it rides on, for `path.detail`.
     fn detail(&self) -> String;
 
@@ -113,13 +118,15 @@ pub(crate) fn pick(
     let offer = |way: &Way| Offer {
         transport: way.kind,
         usable: match &way.link {
-            Ok(link) => link.reaches(local, remote).and_then(|()| match link.capability() {
-                // What it rides on instead is the reason.
-                able if need.wish.require == Some(Require::Rdma) && !able.rdma => {
-                    Err(format!("not RDMA: {}", link.detail()))
-                }
-                able => Ok(able),
-            }),
+            Ok(link) => link
+                .reaches(local, remote)
+                .and_then(|()| match link.capability_between(local, remote) {
+                    // What it rides on instead is the reason.
+                    able if need.wish.require == Some(Require::Rdma) && !able.rdma => {
+                        Err(format!("not RDMA: {}", link.detail()))
+                    }
+                    able => Ok(able),
+                }),
             Err(reason) => Err(reason.clone()),
         },
     };

@@ -33,7 +33,6 @@ impl Serving {
             view.ok_or_else(|| node.why_ended(peer, transfer))?
         };
         let cache = shared.registry.cache(view.cache)?;
-        cache.memory.iter().try_for_each(|memory| memory.host().map(drop))?;
         let order = view.order.unwrap_or_else(|| WireOrder::natural(&cache.layout));
         let walk = match view.kind {
             ExportKind::Export => PageWalk::new(&cache.layout, &view.blocks, &view.selection, order),
@@ -169,7 +168,6 @@ pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u
     let mut bytes = 0_u64;
     for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
         let region = shared.registry.raw_region(peer, span.region)?;
-        region.host()?;
         let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
         if !fits {
             let text = format!(

@@ -95,9 +95,19 @@ impl Way {
         }
     }
 
+    /// By tcp, with memory of a GPU at one end or at both.
+    pub(crate) fn staged(producer: Memory, consumer: Memory) -> Self {
+        Self {
+            memory: [producer, consumer],
+            ..TransportKind::Tcp.into()
+        }
+    }
+
     /// Whether no payload byte rests on the way.
     pub(crate) fn is_direct(&self) -> bool {
-        self.lane.is_none_or(ucx::Lane::is_direct)
+        let host = |memory: &Memory| matches!(memory, Memory::Shared | Memory::Private);
+        let staged = self.kind == TransportKind::Tcp && !self.memory.iter().all(host);
+        !staged && self.lane.is_none_or(ucx::Lane::is_direct)
     }
 
     pub(crate) fn engine(&self, name: &str) -> Engine {

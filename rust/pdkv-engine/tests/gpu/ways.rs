@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
-use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, LocalSpan, RawOptions, RemoteSpan, TransportKind};
 
 use crate::common::standin::is_here;
 use crate::common::{Memory, WAIT, engine, memory};
@@ -75,26 +75,75 @@ fn memory_of_a_gpu_goes_by_the_gpu_and_memory_of_the_host_does_not() {
 }
 
 #[test]
-fn what_only_moves_host_memory_says_so_and_the_owner_too() {
-    if !is_here("ways::what_only_moves_host_memory_says_so_and_the_owner_too") {
+fn memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked() {
+    if !is_here("ways::memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked") {
         return;
     }
-    // The owner's side of tcp is asked by an initiator that takes its region for host memory.
-    let (owner, reader) = (
-        engine("owner", &[TransportKind::Tcp]),
-        engine("reader", &[TransportKind::Tcp]),
-    );
-    let source = crate::common::cache(&owner, Memory::Device);
-    let target = crate::common::cache(&reader, Memory::Private);
-    let peer = reader
-        .connect(owner.address().unwrap(), Duration::from_secs(30))
-        .unwrap();
-    let export = source
-        .export(crate::common::table(&[1]), 4, b"", 1, crate::common::LEASE)
-        .unwrap();
-    let refused = target.pull(export.reference(), crate::common::table(&[1]), &PullOptions::default());
-    let error = refused.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.message().contains("is device memory"), "{error}");
-    assert!(peer.alive());
+    let by_tcp = |name: &str, staging_bytes: u64| {
+        let config = EngineConfig {
+            transports: Some(vec![TransportKind::Tcp]),
+            staging_bytes,
+            ..EngineConfig::default()
+        };
+        Engine::new(name, config).unwrap()
+    };
+    let owner = by_tcp("owner", 64 << 10);
+    let (reader, strict) = (by_tcp("reader", 64 << 10), by_tcp("strict", 0));
+    let connect = |engine: &Engine| {
+        let address = owner.address().unwrap();
+        engine.connect(address, Duration::from_secs(30)).unwrap()
+    };
+    let (peer, refusing) = (connect(&reader), connect(&strict));
+    let len = 300_000;
+    let kinds = [Memory::Private, Memory::Device];
+    for (ours, theirs) in kinds.iter().flat_map(|ours| kinds.map(|theirs| (*ours, theirs))) {
+        let here = reader.register(memory(ours, len), None, true).unwrap();
+        let there = owner.register(memory(theirs, len), None, true).unwrap();
+        let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + at / 251) as u8).collect();
+        there.memory().write_at(0, &bytes).unwrap();
+        // Uneven spans, many times more than a stage holds, in descending order.
+        let cuts = [0, 1, 70_000, 200_001, len];
+        let pairs: Vec<_> = cuts.windows(2).rev().map(|cut| (cut[0], cut[1] - cut[0])).collect();
+        let near: Vec<_> = pairs
+            .iter()
+            .map(|&(offset, len)| LocalSpan {
+                region: here.id(),
+                offset,
+                len,
+            })
+            .collect();
+        let far: Vec<_> = pairs
+            .iter()
+            .map(|&(offset, len)| RemoteSpan {
+                region: there.id(),
+                offset,
+                len,
+            })
+            .collect();
+        let any = ours == Memory::Device || theirs == Memory::Device;
+        let transfer = peer.read(&near, &far, None, &RawOptions::default()).unwrap();
+        transfer.wait(WAIT).unwrap();
+        let mut got = vec![0; len as usize];
+        here.memory().read_at(0, &mut got).unwrap();
+        assert!(got == bytes, "{ours:?} from {theirs:?}");
+        assert_eq!(transfer.stats().staged_bytes, if any { len } else { 0 });
+        // And back, over something else.
+        there.memory().fill(0, len, 0).unwrap();
+        let transfer = peer.write(&far, &near, None, &RawOptions::default()).unwrap();
+        transfer.wait(WAIT).unwrap();
+        there.memory().read_at(0, &mut got).unwrap();
+        assert!(got == bytes, "{ours:?} to {theirs:?}");
+        if any {
+            let here = strict.register(memory(ours, len), None, true).unwrap();
+            let near = LocalSpan {
+                region: here.id(),
+                ..near[0]
+            };
+            let error = refusing
+                .read(&[near], &far[..1], None, &RawOptions::default())
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains("`staging_bytes` is 0"), "{error}");
+        }
+    }
 }

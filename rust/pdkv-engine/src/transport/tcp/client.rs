@@ -11,12 +11,13 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{IoBatch, Memory};
 
 use super::codec::Response;
+use super::pages::{Flow, Pages, Stagings};
 use super::socket::Socket;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
 use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
 use crate::transport::work::Program;
-use crate::transport::{Direction, Link, Work, host_only};
+use crate::transport::{Direction, Link, Work};
 
 /// Requests kept in flight on one stream, so that the owner never waits for the next one.
 const DEPTH: usize = 2;
@@ -35,16 +36,24 @@ pub(crate) struct TcpLink {
     dial: Box<dyn Dial>,
     idle: Mutex<Vec<Socket>>,
     movers: Arc<Movers>,
+    stagings: Arc<Stagings>,
 }
 
 impl TcpLink {
-    pub(crate) fn new(streams: usize, family: &'static str, dial: Box<dyn Dial>, movers: Arc<Movers>) -> Self {
+    pub(crate) fn new(
+        streams: usize,
+        family: &'static str,
+        dial: Box<dyn Dial>,
+        movers: Arc<Movers>,
+        stagings: Arc<Stagings>,
+    ) -> Self {
         Self {
             streams,
             family,
             dial,
             idle: Mutex::new(Vec::new()),
             movers,
+            stagings,
         }
     }
 
@@ -59,6 +68,7 @@ impl TcpLink {
         let socket = self.take()?;
         let mut stream = Stream {
             socket: &socket,
+            stagings: &self.stagings,
             work,
             batch: IoBatch::new(),
             sent: VecDeque::with_capacity(DEPTH),
@@ -79,12 +89,22 @@ impl Link for TcpLink {
         Capability::sockets()
     }
 
+    fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
+        Capability {
+            direct: !staged(local, remote),
+            ..self.capability()
+        }
+    }
+
     fn detail(&self) -> String {
         format!("{} {} streams", self.streams, self.family)
     }
 
     fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        host_only(local, remote)
+        if staged(local, remote) {
+            return self.stagings.usable();
+        }
+        Ok(())
     }
 
     fn start(self: Arc<Self>, work: Arc<Work>) {
@@ -125,9 +145,15 @@ impl Link for TcpLink {
     }
 }
 
+/// Whether bytes go through pinned memory at one of the ends.
+fn staged(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> bool {
+    local.iter().any(|memory| memory.device().is_some()) || remote.iter().any(|region| region.is_device())
+}
+
 /// One thread's turn on one stream.
 struct Stream<'a> {
     socket: &'a Socket,
+    stagings: &'a Stagings,
     work: &'a Work,
     batch: IoBatch<'a>,
     /// Requests whose answer is still to come, oldest first.
@@ -247,12 +273,18 @@ impl Stream<'_> {
 
     /// Scatters the next bytes of the stream into our pages, or gathers them from there.
     fn payload(&mut self, units: &Range<u64>) -> Result<()> {
-        let (work, socket, batch) = (self.work, self.socket, &mut self.batch);
+        let work = self.work;
+        let flow = Flow {
+            stagings: self.stagings,
+            socket: self.socket,
+            sends: work.direction == Direction::Write,
+            stop: &work.core.stop,
+        };
+        let mut pages = Pages::new(std::mem::take(&mut self.batch));
+        let mut bytes = 0;
         let mut each = |span: Span| -> Result<()> {
-            if batch.push(work.local[span.region as usize].host()?, span.offset, span.len)? {
-                flush(work, socket, batch)?;
-            }
-            Ok(())
+            bytes += span.len;
+            pages.push(flow, &work.local[span.region as usize], span.offset, span.len)
         };
         let mut failure = None;
         let mut visit = |span: Span| match each(span) {
@@ -278,18 +310,12 @@ impl Stream<'_> {
             }),
         };
         failure.map_or(Ok(()), Err)?;
-        if self.batch.is_empty() {
-            Ok(())
-        } else {
-            flush(work, socket, &mut self.batch)
-        }
-    }
-}
-
-fn flush(work: &Work, socket: &Socket, batch: &mut IoBatch<'_>) -> Result<()> {
-    work.add_runs(batch.pieces() as u64);
-    match work.direction {
-        Direction::Read => batch.recv_all(socket.fd(), &work.core.stop).map(drop),
-        Direction::Write => batch.send_all(socket.fd(), &[], &work.core.stop).map(drop),
+        pages.finish(flow)?;
+        // The owner stages all of it, if its memory is of a GPU.
+        let far = work.remote.iter().any(|region| region.is_device());
+        work.add_staged(if far { bytes } else { pages.staged });
+        work.add_runs(pages.pieces);
+        self.batch = pages.into_batch();
+        Ok(())
     }
 }

@@ -3,7 +3,6 @@
 //! Every request is checked in [`serving`](crate::transport::serving). Bytes for a claim that ended meanwhile are read off the stream and dropped.
 
 use std::ops::{ControlFlow, Range};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -13,6 +12,7 @@ use pdkv_core::{Error, Result};
 use pdkv_device::IoBatch;
 
 use super::codec::{MAX_MESSAGE, Response};
+use super::pages::{Flow, Pages};
 use super::socket::Socket;
 use crate::shared::Shared;
 use crate::transport::request::{Request, Target, Verb, WireSpan};
@@ -95,18 +95,38 @@ impl Server<'_> {
     }
 
     fn move_units(&mut self, verb: Verb, serving: &Serving, units: Range<u64>, bytes: u64) -> Result<(), Answer> {
-        match verb {
+        // An ended claim stops a `Put` within one look at the flag; the stream then ends too, so whatever is still on its way has
+        // nowhere to go.
+        let stop = match verb {
             Verb::Get => {
                 self.answer(bytes).map_err(Answer::Broken)?;
-                self.each_batch(serving, units, |batch, socket, never| {
-                    batch.send_all(socket, &[], never).map(drop)
-                })
+                &AtomicBool::new(false)
             }
-            // An ended claim stops this within one look at the flag; the stream then ends too, so
-            // whatever is still on its way has nowhere to go.
-            Verb::Put => self.each_batch(serving, units, |batch, socket, _| {
-                batch.recv_all(socket, &serving.ended).map(drop)
-            }),
+            Verb::Put => &serving.ended,
+        };
+        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
+        let mut moved = Ok(());
+        let _ = serving.walk.walk(units, |span: Span| {
+            let memory = &serving.regions[span.region as usize];
+            match pages.push(self.flow(verb, stop), memory, span.offset, span.len) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    moved = Err(error);
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        let moved = moved.and_then(|()| pages.finish(self.flow(verb, stop)));
+        self.spare = pages.into_batch().recycle();
+        moved.map_err(Answer::Broken)
+    }
+
+    fn flow<'a>(&'a self, verb: Verb, stop: &'a AtomicBool) -> Flow<'a> {
+        Flow {
+            stagings: &self.shared.stagings,
+            socket: self.socket,
+            sends: verb == Verb::Get,
+            stop,
         }
     }
 
@@ -118,9 +138,9 @@ impl Server<'_> {
         if request.verb == Verb::Get {
             self.answer(bytes).map_err(Answer::Broken)?;
         }
-        let mut batch = std::mem::take(&mut self.spare).recycle();
-        let moved = self.move_spans(request.verb, &found, &mut batch);
-        self.spare = batch.recycle();
+        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
+        let moved = self.move_spans(request.verb, &found, &mut pages);
+        self.spare = pages.into_batch().recycle();
         moved.map_err(Answer::Broken)?;
         if request.verb == Verb::Put {
             self.answer(bytes).map_err(Answer::Broken)?;
@@ -128,51 +148,12 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// A request may name more spans than one batch holds.
-    fn move_spans<'a>(&self, verb: Verb, found: &'a [Place], batch: &mut IoBatch<'a>) -> Result<()> {
-        let flush = |batch: &mut IoBatch<'a>| match verb {
-            Verb::Get => batch.send_all(self.socket.fd(), &[], &self.never).map(drop),
-            Verb::Put => batch.recv_all(self.socket.fd(), &self.never).map(drop),
-        };
+    fn move_spans<'a>(&self, verb: Verb, found: &'a [Place], pages: &mut Pages<'a>) -> Result<()> {
+        let flow = self.flow(verb, &self.never);
         for (region, offset, len) in found {
-            if batch.push(region.host()?, *offset, *len)? {
-                flush(batch)?;
-            }
+            pages.push(flow, region, *offset, *len)?;
         }
-        if batch.is_empty() { Ok(()) } else { flush(batch) }
-    }
-
-    /// Walks the units and hands over a batch of spans whenever it is full, and the last one.
-    fn each_batch(
-        &mut self,
-        serving: &Serving,
-        units: Range<u64>,
-        io: impl Fn(&mut IoBatch<'_>, BorrowedFd<'_>, &AtomicBool) -> Result<()>,
-    ) -> Result<(), Answer> {
-        let mut batch = std::mem::take(&mut self.spare).recycle();
-        let mut failure = None;
-        let _ = serving.walk.walk(units, |span: Span| {
-            let pushed = serving.regions[span.region as usize]
-                .host()
-                .and_then(|region| batch.push(region, span.offset, span.len));
-            let outcome = match pushed {
-                Ok(false) => Ok(()),
-                Ok(true) => io(&mut batch, self.socket.fd(), &self.never),
-                Err(error) => Err(error),
-            };
-            outcome.map_or_else(
-                |error| {
-                    failure = Some(error);
-                    ControlFlow::Break(())
-                },
-                ControlFlow::Continue,
-            )
-        });
-        if failure.is_none() && !batch.is_empty() {
-            failure = io(&mut batch, self.socket.fd(), &self.never).err();
-        }
-        self.spare = batch.recycle();
-        failure.map_or(Ok(()), |error| Err(Answer::Broken(error)))
+        pages.finish(flow)
     }
 
     fn answer(&self, bytes: u64) -> Result<()> {
