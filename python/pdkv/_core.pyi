@@ -89,6 +89,7 @@ class Engine:
         peer_timeout_s: float | None = None,
         lease_s: float | None = None,
         ucx: UcxConfig | None = None,
+        staging_bytes: int | None = None,
     ) -> Engine: ...
     @property
     def name(self) -> str: ...

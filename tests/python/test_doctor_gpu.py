@@ -126,7 +126,7 @@ def test_an_old_driver_is_said_to_lack_batches(tmp_path):
 @pytest.mark.parametrize(
     ("trial", "transport", "part"),
     [
-        ({"good": True, "detail": "CUDA IPC"}, "cuda", "on this host, CUDA IPC; between hosts copy to the host"),
+        ({"good": True, "detail": "CUDA IPC"}, "cuda", "on this host, CUDA IPC; between hosts `tcp`, through pinned"),
         ({"good": False}, None, "can't reach"),
         (None, None, "can't reach"),
     ],

@@ -34,6 +34,7 @@ RANKS = ("tp_rank", "tp_size", "pp_rank", "pp_size")
 CALLS = [
     ("threads", pdkv.ConfigError, lambda e, c, r, n: pdkv.Engine("bad", threads=n)),
     ("tcp_streams", pdkv.ConfigError, lambda e, c, r, n: pdkv.Engine("bad", tcp_streams=n)),
+    ("staging_bytes", pdkv.ConfigError, lambda e, c, r, n: pdkv.Engine("bad", staging_bytes=n)),
     ("nbytes", pdkv.ConfigError, lambda e, c, r, n: e.allocate(n)),
     ("max_item_bytes", pdkv.ConfigError, lambda e, c, r, n: e.accept_pipe(b"", max_item_bytes=n, timeout_s=0)),
     ("block_tokens", pdkv.LayoutError, lambda e, c, r, n: e.register_kv_cache([], block_tokens=n)),

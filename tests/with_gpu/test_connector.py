@@ -205,3 +205,13 @@ def test_caches_in_different_orders(arena, order):
         fetch(p, d, export(p, FROM), INTO)
         assert not ended(d).failed
         assert d.holds(moved(pages, here))
+
+
+def test_bytes_go_through_the_hosts_memory_where_that_is_wanted(arena):
+    """As with `kv_buffer_device` `cpu` of vLLM."""
+    with ends(arena, transports=("tcp",)) as (p, d):
+        expected = moved(p.fill(1), d.fill(2))
+        fetch(p, d, export(p, FROM), INTO)
+        assert not ended(d).failed
+        assert d.holds(expected)
+        assert "tcp" in d.worker.stats.snapshot_and_reset()["paths"]

@@ -76,5 +76,5 @@ def _gpus(gpu: dict[str, Any]) -> dict[str, Any]:
             "why": "two processes can't reach each other's memory",
             "hint": "the finding on `cuda` says why",
         }
-    why = f"on this host, {moved['detail']}; between hosts copy to the host's memory first"
+    why = f"on this host, {moved['detail']}; between hosts `tcp`, through pinned memory of the host"
     return {**found, "transport": "cuda", "why": why}

@@ -52,6 +52,8 @@ pub(crate) struct Handle {
 ///     peer_timeout_s: Silence after which a peer counts as lost.
 ///     lease_s: The lease of an export that names none; 30 s by default.
 ///     ucx: Settings of the `ucx` transport, a `UcxConfig`.
+///     staging_bytes: Bytes of pinned host memory for each GPU through which its memory goes by `tcp`, 64 MiB by default;
+///         taken in steps of 4 MiB as transfers need it, and 0 has such transfers refused.
 ///
 /// Raises:
 ///     ConfigError: A setting is bad; names it and the accepted values.
@@ -64,8 +66,10 @@ impl PyEngine {
     #[pyo3(signature = (
         name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
         heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None,
+        staging_bytes=None,
     ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
-        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None)")]
+        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None, \
+        staging_bytes=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -79,6 +83,7 @@ impl PyEngine {
         #[pyo3(from_py_with = number::optional_seconds)] peer_timeout_s: Option<f64>,
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
         ucx: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::staging_bytes)] staging_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let mut config = EngineConfig {
             listen,
@@ -90,6 +95,7 @@ impl PyEngine {
         }
         config.ucx = ucx::config(py, ucx, config.transports.as_deref())?;
         config.threads = threads.unwrap_or(config.threads);
+        config.staging_bytes = staging_bytes.unwrap_or(config.staging_bytes);
         config.tcp_streams = tcp_streams.unwrap_or(config.tcp_streams);
         config.heartbeat = enter::timeout(py, "heartbeat_s", heartbeat_s)?.unwrap_or(config.heartbeat);
         config.peer_timeout = enter::timeout(py, "peer_timeout_s", peer_timeout_s)?.unwrap_or(config.peer_timeout);

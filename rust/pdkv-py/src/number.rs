@@ -81,6 +81,7 @@ optional! {
         threads "threads" usize,
         tcp_streams "tcp_streams" usize,
         max_item_bytes "max_item_bytes" u64,
+        staging_bytes "staging_bytes" u64,
     }
     Layout {
         num_tokens "num_tokens" u64,
