@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -113,3 +114,16 @@ def test_a_producer_that_is_gone_is_told_apart(returner):
         params = params_of(gone, references)
     with pytest.raises(PeerUnreachableError):
         returner.give(params, PATIENCE_S)
+
+
+def test_a_directory_that_sends_to_another_engine_is_not_believed(producer, returner):
+    references, _ = producer.export("r", (3, 4), lease_s=3600.0)
+    with producing("other") as other:
+        liar = Directory("p", [replace(producer.worker.info, address=other.worker.info.address)])
+        try:
+            params = params_of(producer, references) | {"remote_port": liar.port}
+            for _ in range(2):
+                with pytest.raises(ReferenceRestartedError, match="its directory says"):
+                    returner.give(params, PATIENCE_S)
+        finally:
+            liar.close()

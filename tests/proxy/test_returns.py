@@ -180,3 +180,17 @@ def test_the_end_leaves_what_could_not_be_told_in_time_to_its_lease(monkeypatch)
     closing.join()
     assert b'returns_total{outcome="failed"} 1.0' in metrics.render().body
     returns.give({"pdkv": {}})  # is no error
+
+
+def test_more_than_may_wait_is_left_to_the_lease_at_once(monkeypatch):
+    monkeypatch.setattr("pdkv.proxy.returns._MOST_WAITING", 2)
+    metrics = Metrics()
+    returns = Returns(metrics, 5.0)
+    holding, go_on = threading.Event(), threading.Event()
+    returns._thread.submit(lambda: (holding.set(), go_on.wait(100)))
+    assert holding.wait(100)
+    for _ in range(5):
+        returns.give({"pdkv": {}})
+    assert b'returns_total{outcome="failed"} 3.0' in metrics.render().body
+    go_on.set()
+    returns.close()

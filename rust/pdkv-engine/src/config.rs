@@ -38,7 +38,8 @@ pub struct EngineConfig {
     /// Settings of the `ucx` transport.
     pub ucx: UcxConfig,
     /// Pinned host memory for each GPU through which its memory goes where a transport carries host memory only, as tcp does.
-    /// Default 64 MiB; it is taken in steps of 4 MiB as transfers need it. 0 has such transfers refused.
+    /// Half of it is to send from and half to receive into. Default 64 MiB; it is taken in steps of 4 MiB as transfers need it. 0 has
+    /// such transfers refused.
     pub staging_bytes: u64,
 }
 

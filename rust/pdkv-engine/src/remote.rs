@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::id::{CacheId, Incarnation, RegionId};
 use pdkv_core::layout::KvLayout;
@@ -198,6 +198,9 @@ pub(crate) struct Remote {
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The same where the caller may be an engine's loop.
 pub(crate) const BRIEF_WAIT: Duration = Duration::from_millis(500);
+/// An engine's loop does not wait again for a peer within this time of a wait that found nothing: whoever makes ids up, or answers late, costs
+/// it one wait and not one for each request.
+const DOUBT: Duration = Duration::from_secs(10);
 /// The same for a peer that did not answer before: it is not to hold up every caller in turn.
 const AGAIN_WAIT: Duration = Duration::from_millis(100);
 /// Set in the numbers of our questions, so that they are told from those of heartbeats.
@@ -216,6 +219,8 @@ struct Book {
     answered: u64,
     /// It left a question without an answer.
     silent: bool,
+    /// When somebody last waited for what then was not there.
+    in_vain: Option<Instant>,
     /// The peer is lost: nothing is entered any more.
     gone: bool,
 }
@@ -271,6 +276,9 @@ impl Remote {
             if book.newest >= id || book.gone {
                 return Ok(look(&book));
             }
+            if wait <= BRIEF_WAIT && book.in_vain.is_some_and(|when| when.elapsed() < DOUBT) {
+                return if book.silent { Err(self.unheard()) } else { Ok(None) };
+            }
             book.asked += 1;
             book.asked
         };
@@ -284,13 +292,19 @@ impl Remote {
             .expect("no holder panics");
         if waited.timed_out() {
             book.silent = true;
-            let text = format!(
-                "the peer `{}` did not say within {wait:?} what it has registered",
-                self.name
-            );
-            return Err(Error::new(ErrorKind::TransferTimeout, "transfer", text));
+            book.in_vain = Some(Instant::now());
+            return Err(self.unheard());
         }
-        Ok(look(&book))
+        let found = look(&book);
+        if found.is_none() {
+            book.in_vain = Some(Instant::now());
+        }
+        Ok(found)
+    }
+
+    fn unheard(&self) -> Error {
+        let text = format!("the peer `{}` did not say in time what it has registered", self.name);
+        Error::new(ErrorKind::TransferTimeout, "transfer", text)
     }
 
     /// The peer has answered a ping.
@@ -386,99 +400,5 @@ impl Remote {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-
-    fn region(id: u64) -> Arc<RemoteRegion> {
-        Arc::new(RemoteRegion::new(RegionId(id), 4096, 0, true, None))
-    }
-
-    const LONG: Duration = Duration::from_secs(60);
-
-    fn peer() -> Remote {
-        Remote::new("peer".into(), Incarnation::new([1; 16]))
-    }
-
-    /// Puts a question by telling its number.
-    fn tells(told: &mpsc::Sender<u64>) -> impl FnOnce(u64) -> Result<()> + '_ {
-        |number| {
-            told.send(number).unwrap();
-            Ok(())
-        }
-    }
-
-    fn found(outcome: Result<Option<Arc<RemoteRegion>>>) -> Option<RegionId> {
-        outcome.unwrap().map(|region| region.id)
-    }
-
-    #[test]
-    fn an_advert_that_is_late_is_waited_for() {
-        let remote = peer();
-        let (told, asked) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| remote.region(RegionId(2), LONG, tells(&told)));
-            asked.recv().unwrap();
-            // News of something else meanwhile.
-            assert!(remote.add_region(region(1)));
-            assert!(remote.add_region(region(2)));
-            assert_eq!(found(waits.join().unwrap()), Some(RegionId(2)));
-        });
-        let known = remote.region(RegionId(1), LONG, |_| panic!("what is known needs no question"));
-        assert_eq!(found(known), Some(RegionId(1)));
-    }
-
-    #[test]
-    fn what_the_peer_has_not_advertised_before_its_answer_is_not_there() {
-        let remote = peer();
-        let answer = |number| {
-            // Pings of a heartbeat, and an answer to a question that nobody has put yet.
-            remote.answered(number & !QUESTION);
-            remote.answered(number);
-            remote.answered(number + 1);
-            Ok(())
-        };
-        assert_eq!(found(remote.region(RegionId(1), LONG, answer)), None);
-        let (told, asked) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| remote.region(RegionId(1), LONG, tells(&told)));
-            asked.recv().unwrap();
-            assert!(remote.add_region(region(1)));
-            assert_eq!(found(waits.join().unwrap()), Some(RegionId(1)));
-        });
-    }
-
-    #[test]
-    fn a_peer_that_does_not_answer_is_an_error_and_costs_its_callers_one_long_wait() {
-        let remote = peer();
-        let ask = |wait| {
-            remote
-                .region(RegionId(1), wait, |_| Ok(()))
-                .map(drop)
-                .unwrap_err()
-                .kind()
-        };
-        assert_eq!(ask(Duration::from_millis(1)), ErrorKind::TransferTimeout);
-        // The next one would not end within the test's time.
-        assert_eq!(ask(Duration::from_secs(1 << 30)), ErrorKind::TransferTimeout);
-        let lost = || Error::new(ErrorKind::PeerLost, "test", "it is gone");
-        let outcome = remote.region(RegionId(1), LONG, |_| Err(lost())).map(drop);
-        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::PeerLost);
-    }
-
-    #[test]
-    fn nothing_is_waited_for_or_entered_once_the_peer_is_lost() {
-        let remote = peer();
-        assert!(remote.add_region(region(7)));
-        assert!(!remote.add_region(region(7)), "known already");
-        let (told, asked) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| remote.region(RegionId(8), LONG, tells(&told)));
-            asked.recv().unwrap();
-            assert_eq!(remote.forget_all().len(), 1);
-            assert_eq!(found(waits.join().unwrap()), None);
-        });
-        assert!(!remote.add_region(region(9)));
-        assert_eq!(found(remote.region(RegionId(9), LONG, |_| panic!("asked"))), None);
-    }
-}
+#[path = "remote_tests.rs"]
+mod tests;

@@ -24,6 +24,8 @@ __all__ = ["Returner"]
 _OPERATION = "give back"
 # What is asked for when the owner is asked whether it has heard: no more than it takes to answer.
 _MOMENT_S = 0.001
+# Connections that are kept; a producer has one for each rank.
+_MOST_PEERS = 256
 
 
 class Returner:
@@ -43,7 +45,7 @@ class Returner:
             params: What a producer answered.
             timeout_s: How long it may take in all.
 
-        Returner:
+        Returns:
             Whether the producer has heard it. `False` if the parameters are not pdkv's.
 
         Raises:
@@ -88,7 +90,17 @@ class Returner:
             self._engine = Engine("pdkv-returns", listen=None, transports=["tcp"], threads=1)
         address = self._places.engine_address(rank.address, producer.host, told.host)
         self._peers = {life: other for life, other in self._peers.items() if other.alive}
-        self._peers[incarnation] = peer = self._engine.connect(address, timeout_s=_left(end))
+        while len(self._peers) >= _MOST_PEERS:
+            self._peers.pop(next(iter(self._peers))).close()
+        peer = self._engine.connect(address, timeout_s=_left(end))
+        if peer.incarnation != incarnation:
+            peer.close()
+            raise ReferenceRestartedError(
+                f"at `{address}` is incarnation `{peer.incarnation}`, and its directory says `{incarnation}`",
+                operation=_OPERATION,
+                hint="it was restarted, and keeps nothing of before",
+            )
+        self._peers[incarnation] = peer
         return peer
 
 

@@ -147,3 +147,60 @@ fn memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked() {
         }
     }
 }
+
+#[test]
+fn two_engines_that_read_from_each_other_through_few_stages_never_wait_for_each_others() {
+    if !is_here("ways::two_engines_that_read_from_each_other_through_few_stages_never_wait_for_each_others") {
+        return;
+    }
+    // One stage to send from and one to receive into, two streams each way.
+    let config = || EngineConfig {
+        transports: Some(vec![TransportKind::Tcp]),
+        staging_bytes: 128 << 10,
+        tcp_streams: 2,
+        ..EngineConfig::default()
+    };
+    let (left, right) = (
+        Engine::new("left", config()).unwrap(),
+        Engine::new("right", config()).unwrap(),
+    );
+    let len: u64 = 8 << 20;
+    let read_from = |here: &Engine, there: &Engine, fill: u8| {
+        let near = here.register(memory(Memory::Device, len), None, true).unwrap();
+        let far = there.register(memory(Memory::Device, len), None, true).unwrap();
+        far.memory().write_at(0, &vec![fill; len as usize]).unwrap();
+        let peer = here.connect(there.address().unwrap(), Duration::from_secs(30)).unwrap();
+        // Several transfers at once, so that each stream has work.
+        let part = len / 4;
+        for _ in 0..3 {
+            let running: Vec<_> = (0..4)
+                .map(|index| {
+                    let offset = index * part;
+                    let (dst, src) = (
+                        LocalSpan {
+                            region: near.id(),
+                            offset,
+                            len: part,
+                        },
+                        RemoteSpan {
+                            region: far.id(),
+                            offset,
+                            len: part,
+                        },
+                    );
+                    peer.read(&[dst], &[src], None, &RawOptions::default()).unwrap()
+                })
+                .collect();
+            for transfer in running {
+                transfer.wait(WAIT).unwrap();
+            }
+        }
+        let mut got = vec![0; len as usize];
+        near.memory().read_at(0, &mut got).unwrap();
+        assert!(got.iter().all(|&byte| byte == fill));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| read_from(&left, &right, 3));
+        scope.spawn(|| read_from(&right, &left, 5));
+    });
+}

@@ -1,7 +1,9 @@
 //! Pages on their way to or from a socket: those of the host as they lie, those of a GPU by way of pinned host memory.
 //!
-//! Whoever names pages names them in the order of the stream. A stage is held from the first page of a GPU to the end of the payload, no longer: the
-//! peer may be slow, and stages are few.
+//! Whoever names pages names them in the order of the stream. Stages are few, and both ends of a stream may need one, so there are rules
+//! by which two engines never wait for each other's. What goes out and what comes in have shelves of their own. A sender holds its stage
+//! from the first page of a GPU to the end of the payload. A receiver takes one only when bytes are there, so that whoever sends them has
+//! one already, and gives it back as soon as they are placed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +15,11 @@ use pdkv_device::{IoBatch, Memory};
 
 use super::socket::Socket;
 
-/// The stages of an engine, by the numbers of their GPUs.
+/// The stages of an engine: those to send from and those to receive into, half of the bytes each.
 pub(crate) struct Stagings {
     bytes: u64,
-    by_gpu: Mutex<BTreeMap<u32, Arc<Staging>>>,
+    /// By the number of the GPU, and whether they are to send from.
+    shelves: Mutex<BTreeMap<(u32, bool), Arc<Staging>>>,
 }
 
 impl Stagings {
@@ -24,7 +27,7 @@ impl Stagings {
     pub(crate) fn new(bytes: u64) -> Self {
         Self {
             bytes,
-            by_gpu: Mutex::default(),
+            shelves: Mutex::default(),
         }
     }
 
@@ -39,10 +42,10 @@ impl Stagings {
         Ok(())
     }
 
-    fn of(&self, gpu: &Gpu) -> Arc<Staging> {
-        let mut by_gpu = self.by_gpu.lock().expect("no holder panics");
-        let staging = by_gpu.entry(gpu.ordinal());
-        Arc::clone(staging.or_insert_with(|| Staging::new(gpu, self.bytes)))
+    fn of(&self, gpu: &Gpu, sends: bool) -> Arc<Staging> {
+        let mut shelves = self.shelves.lock().expect("no holder panics");
+        let staging = shelves.entry((gpu.ordinal(), sends));
+        Arc::clone(staging.or_insert_with(|| Staging::new(gpu, self.bytes.div_ceil(2))))
     }
 }
 
@@ -110,9 +113,13 @@ impl<'a> Pages<'a> {
         }
         let mut done = 0;
         while done < len {
-            let stage = match &mut self.stage {
-                Some(stage) => stage,
-                None => self.stage.insert(flow.stagings.of(gpu).take(flow.stop)?),
+            let stage = if let Some(stage) = &mut self.stage {
+                stage
+            } else {
+                if !flow.sends {
+                    flow.socket.wait_readable(flow.stop);
+                }
+                self.stage.insert(flow.stagings.of(gpu, flow.sends).take(flow.stop)?)
             };
             done += stage.push(region, offset + done, len - done)?;
             if stage.is_full() {
@@ -166,6 +173,9 @@ impl<'a> Pages<'a> {
             stage.unpack()?;
         }
         stage.clear();
+        if !flow.sends {
+            self.stage = None;
+        }
         self.pieces += 1;
         self.staged += bytes;
         Ok(())

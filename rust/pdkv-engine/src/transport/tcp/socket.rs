@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use pdkv_core::id::PeerKey;
 use pdkv_core::{Error, ErrorKind, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
@@ -45,6 +45,21 @@ impl Socket {
     /// Sleeps until there is something to read or the stream ended; costs nothing while idle.
     pub(crate) fn wait_idle(&self) {
         while let Err(Errno::INTR) = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None) {}
+    }
+
+    /// The same, until told to stop.
+    pub(crate) fn wait_readable(&self, stop: &AtomicBool) {
+        let slice = Timespec {
+            tv_sec: 0,
+            tv_nsec: SLICE.as_nanos() as i64,
+        };
+        // Whatever else poll says, the next read tells it too.
+        while !stop.load(Ordering::Relaxed)
+            && matches!(
+                poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&slice)),
+                Ok(0) | Err(Errno::INTR)
+            )
+        {}
     }
 
     pub(crate) fn read_exact(&self, buffer: &mut [u8], stop: &AtomicBool) -> Result<()> {
