@@ -91,7 +91,7 @@ class Host:
             elif stepping:
                 self.do_step()
 
-    def do_add(self, request_id, prompt, sampling, params, adapter, picture):
+    def do_add(self, request_id, prompt, sampling, params, adapter=None, picture=None):
         extra = {"kv_transfer_params": params} if params is not None else None
         whole = SamplingParams(**sampling, extra_args=extra, output_kind=RequestOutputKind.FINAL_ONLY)
         lora = None if adapter is None else self._adapter(adapter)
