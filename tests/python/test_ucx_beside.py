@@ -34,7 +34,7 @@ assert copies == {Path(facts["library"])}, copies
 target = bytearray(4096)
 with pdkv.Engine("a", transports=["ucx", "tcp"]) as a, pdkv.Engine("b", transports=["ucx", "tcp"]) as b:
     source = a.register(bytearray(range(256)) * 16).describe()
-    transfer = b.connect(a.address).read(b.register(target), source, require="ucx")
+    transfer = b.connect(a.address, timeout_s=60).read(b.register(target), source, require="ucx")
     transfer.wait(60)
     assert target == bytes(range(256)) * 16
     assert f"UCX {facts['version']}" in transfer.path.detail, transfer.path.detail
@@ -119,7 +119,7 @@ def lanes():
         engine.register_kv_cache(memory, layout="LBHNC", block_tokens=16)
         for engine, memory in zip(engines, kv, strict=True)
     )
-    engines[1].connect(engines[0].address)
+    engines[1].connect(engines[0].address, timeout_s=60)
 
     def move():
         kv[1][:] = 0
@@ -179,7 +179,7 @@ owner, taker = (
     engine.register_kv_cache(memory, layout="LBHNC", block_tokens=16)
     for engine, memory in zip(engines, kv, strict=True)
 )
-engines[1].connect(engines[0].address)
+engines[1].connect(engines[0].address, timeout_s=60)
 transfer = taker.pull(owner.export([1, 2, 3]).reference, [3, 4, 5])
 transfer.wait(60)
 assert (kv[1][:, [3, 4, 5]] == kv[0][:, [1, 2, 3]]).all()

@@ -35,7 +35,7 @@ class Pair:
         ]
 
     def __enter__(self):
-        self.peer = self.consumer.connect(self.producer.address)
+        self.peer = self.consumer.connect(self.producer.address, timeout_s=60)
         return self
 
     def __exit__(self, *_):

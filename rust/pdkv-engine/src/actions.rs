@@ -80,12 +80,14 @@ impl Shared {
                 }
             }
             Action::ExportChanged { export, state: now } => {
-                if let Some(watch) = state.exports.get(&export).and_then(Weak::upgrade) {
-                    watch.set(now);
-                }
+                let watch = state.exports.get(&export).and_then(Weak::upgrade);
                 if now.is_quiesced() {
                     state.exports.remove(&export);
+                    // First: who has waited for the end finds it in the list.
                     self.ended.push(export);
+                }
+                if let Some(watch) = watch {
+                    watch.set(now);
                 }
             }
             Action::Notified { name, bytes, .. } => self.inbox.deliver(name, bytes),
