@@ -198,11 +198,11 @@ pub(crate) struct Remote {
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// The same where the caller may be an engine's loop.
 pub(crate) const BRIEF_WAIT: Duration = Duration::from_millis(500);
-/// An engine's loop does not wait again for a peer within this time of a wait that found nothing: whoever makes ids up, or answers late, costs
-/// it one wait and not one for each request.
-const DOUBT: Duration = Duration::from_secs(10);
 /// The same for a peer that did not answer before: it is not to hold up every caller in turn.
 const AGAIN_WAIT: Duration = Duration::from_millis(100);
+/// An engine's loop does not wait again for a peer within this time of a wait that found nothing: whoever makes ids up, or answers late,
+/// costs it one wait and not one for each request.
+const DOUBT: Duration = Duration::from_secs(10);
 /// Set in the numbers of our questions, so that they are told from those of heartbeats.
 const QUESTION: u64 = 1 << 63;
 
