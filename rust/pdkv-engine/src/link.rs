@@ -74,7 +74,7 @@ impl PeerLink {
     }
 
     /// A cache, as [`region`](Self::region). Whoever asks may be an LLM engine's loop, and the id a stranger's word: a
-    /// peer is waited for half a second at most, and not again within ten seconds of a wait that found nothing.
+    /// peer is waited for half a second at most, and in ten seconds no more than that for all ids that it has not.
     pub(crate) fn cache(&self, shared: &Arc<Shared>, id: CacheId, limit: Duration) -> Result<Option<Arc<RemoteCache>>> {
         let found = self
             .remote

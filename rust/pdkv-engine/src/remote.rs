@@ -200,11 +200,39 @@ pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const BRIEF_WAIT: Duration = Duration::from_millis(500);
 /// The same for a peer that did not answer before: it is not to hold up every caller in turn.
 const AGAIN_WAIT: Duration = Duration::from_millis(100);
-/// An engine's loop does not wait again for a peer within this time of a wait that found nothing: whoever makes ids up, or answers late,
-/// costs it one wait and not one for each request.
-const DOUBT: Duration = Duration::from_secs(10);
+/// What an engine's loop waits in vain for one peer within this time is bounded by [`BRIEF_WAIT`] in all: whoever makes ids
+/// up, or answers late, costs it that and not as much again for each request.
+const SPELL: Duration = Duration::from_secs(10);
 /// Set in the numbers of our questions, so that they are told from those of heartbeats.
 const QUESTION: u64 = 1 << 63;
+
+/// How long was waited for nothing in this spell.
+#[derive(Default)]
+struct InVain {
+    since: Option<Instant>,
+    waited: Duration,
+}
+
+impl InVain {
+    /// How much more may be waited at this moment.
+    fn left(&self, now: Instant) -> Duration {
+        match self.since {
+            Some(since) if now.saturating_duration_since(since) < SPELL => BRIEF_WAIT.saturating_sub(self.waited),
+            _ => BRIEF_WAIT,
+        }
+    }
+
+    /// Another wait, begun at `start` and over now, was in vain.
+    fn add(&mut self, start: Instant, now: Instant) {
+        if self.left(now) == BRIEF_WAIT {
+            *self = Self {
+                since: Some(start),
+                waited: Duration::ZERO,
+            };
+        }
+        self.waited += now.saturating_duration_since(start);
+    }
+}
 
 #[derive(Default)]
 struct Book {
@@ -219,8 +247,8 @@ struct Book {
     answered: u64,
     /// It left a question without an answer.
     silent: bool,
-    /// When somebody last waited for what then was not there.
-    in_vain: Option<Instant>,
+    /// What engines' loops have waited in vain.
+    in_vain: InVain,
     /// The peer is lost: nothing is entered any more.
     gone: bool,
 }
@@ -263,21 +291,26 @@ impl Remote {
     }
 
     /// Looks an id up. One above all that the peer has advertised was made up, or its advert is on its way:
-    /// then `ask` sends the peer a ping of this number, whose answer comes after that advert.
+    /// then `ask` sends the peer a ping of this number, whose answer comes after that advert. Only the peer's answer
+    /// makes it `None`: an id that could not be asked for is an error, for it may well be good.
     fn find<T>(
         &self,
         id: u64,
-        wait: Duration,
+        mut wait: Duration,
         ask: impl FnOnce(u64) -> Result<()>,
         look: impl Fn(&Book) -> Option<Arc<T>>,
     ) -> Result<Option<Arc<T>>> {
+        let (start, brief) = (Instant::now(), wait <= BRIEF_WAIT);
         let question = {
             let mut book = self.book();
             if book.newest >= id || book.gone {
                 return Ok(look(&book));
             }
-            if wait <= BRIEF_WAIT && book.in_vain.is_some_and(|when| when.elapsed() < DOUBT) {
-                return if book.silent { Err(self.unheard()) } else { Ok(None) };
+            if brief {
+                wait = wait.min(book.in_vain.left(start));
+            }
+            if wait.is_zero() {
+                return Err(self.unheard());
             }
             book.asked += 1;
             book.asked
@@ -290,14 +323,13 @@ impl Remote {
             .news
             .wait_timeout_while(book, wait, open)
             .expect("no holder panics");
+        let found = look(&book);
+        if brief && found.is_none() {
+            book.in_vain.add(start, Instant::now());
+        }
         if waited.timed_out() {
             book.silent = true;
-            book.in_vain = Some(Instant::now());
             return Err(self.unheard());
-        }
-        let found = look(&book);
-        if found.is_none() {
-            book.in_vain = Some(Instant::now());
         }
         Ok(found)
     }
@@ -305,6 +337,7 @@ impl Remote {
     fn unheard(&self) -> Error {
         let text = format!("the peer `{}` did not say in time what it has registered", self.name);
         Error::new(ErrorKind::TransferTimeout, "transfer", text)
+            .with_hint("it may be busy, stopped or cut off; try again when it answers")
     }
 
     /// The peer has answered a ping.

@@ -62,23 +62,49 @@ fn what_the_peer_has_not_advertised_before_its_answer_is_not_there() {
 }
 
 #[test]
-fn ids_that_nobody_has_cost_an_engines_loop_one_question() {
+fn an_id_is_refused_by_the_peers_word_alone_whoever_made_ids_up_before() {
     let remote = peer();
     let answer = |number| {
         remote.answered(number);
         Ok(())
     };
-    let brief = |id, ask: &dyn Fn(u64) -> Result<()>| found(remote.region(RegionId(id), BRIEF_WAIT, ask));
-    assert_eq!(brief(8, &answer), None);
-    assert_eq!(brief(9, &|_| panic!("asked again")), None);
-    assert!(remote.add_region(region(9)));
-    assert_eq!(brief(9, &|_| panic!("it is known")), Some(RegionId(9)));
-    // Who can wait asks as ever.
-    let patient = remote.region(RegionId(10), LONG, |number| {
-        assert!(remote.add_region(region(10)));
+    let brief = |id, ask: &dyn Fn(u64) -> Result<()>| remote.region(RegionId(id), BRIEF_WAIT, ask);
+    for made_up in 100..200 {
+        remote.book().in_vain = InVain::default();
+        assert_eq!(found(brief(made_up, &answer)), None);
+    }
+    let late = brief(9, &|number| {
+        assert!(remote.add_region(region(9)));
         answer(number)
     });
-    assert_eq!(found(patient), Some(RegionId(10)));
+    assert_eq!(found(late), Some(RegionId(9)));
+    // The loop has waited for as long as it may: it is not said that nobody has the id.
+    remote.book().in_vain = InVain {
+        since: Some(Instant::now() + LONG),
+        waited: BRIEF_WAIT,
+    };
+    let unasked = brief(10, &|_| panic!("asked again")).map(drop).unwrap_err();
+    assert_eq!(unasked.kind(), ErrorKind::TransferTimeout);
+    // What came by itself is known, and who can wait asks as ever.
+    assert!(remote.add_region(region(10)));
+    assert_eq!(found(brief(10, &|_| panic!("it is known"))), Some(RegionId(10)));
+    assert_eq!(found(remote.region(RegionId(11), LONG, answer)), None);
+}
+
+#[test]
+fn what_a_loop_waits_in_vain_is_bounded_for_each_spell() {
+    let begin = Instant::now();
+    let at = |milliseconds| begin + Duration::from_millis(milliseconds);
+    let mut in_vain = InVain::default();
+    assert_eq!(in_vain.left(begin), BRIEF_WAIT);
+    in_vain.add(at(0), at(1));
+    in_vain.add(at(5_000), at(5_100));
+    assert_eq!(in_vain.left(at(9_000)), Duration::from_millis(399));
+    in_vain.add(at(9_000), at(9_700));
+    assert_eq!(in_vain.left(at(9_999)), Duration::ZERO);
+    assert_eq!(in_vain.left(at(10_000)), BRIEF_WAIT);
+    in_vain.add(at(10_500), at(10_600));
+    assert_eq!(in_vain.left(at(20_499)), Duration::from_millis(400));
 }
 
 #[test]
