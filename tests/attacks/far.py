@@ -106,8 +106,11 @@ class Far:
 
     def stopped(self) -> bool:
         """Whether all its threads are stopped."""
-        states = (task / "stat" for task in Path(f"/proc/{self.pid}/task").iterdir())
-        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in states)
+        stats = (task / "stat" for task in Path(f"/proc/{self.pid}/task").iterdir())
+        try:
+            return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # one was just ending
 
     def go_on(self) -> None:
         """Lets it run again."""

@@ -281,7 +281,7 @@ class Host(Piping):
         """Connects, pulls and closes again and again."""
         for _ in range(rounds):
             peer = self.engine.connect(address, timeout_s=30.0)
-            self.cache.pull(reference, into=into).wait(30.0)
+            self.cache.pull(reference, into=into).wait(60.0)
             peer.close()
 
     def fork(self, *, long: bool = False) -> int:

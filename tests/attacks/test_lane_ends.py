@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+import chance
 import pdkv
 from attacks import lanes
 from attacks.far import until
@@ -152,7 +153,7 @@ def test_strangers_on_ucx_s_own_port(start):
     own = int(owner.address.rpartition(":")[2])
     ports = [port for port in owner.do("listening") if port != own]
     assert ports, "UCX listens nowhere"
-    seed = random.randrange(1 << 30)
+    seed = chance.seed()
     print("seed", seed)  # noqa: T201 - shown when the test fails
     dice = random.Random(seed)
     for turn in range(60):

@@ -6,6 +6,7 @@ import json
 import random
 import time
 
+import chance
 import pdkv
 from attacks.far import until
 from attacks.host import BACKGROUND
@@ -123,7 +124,7 @@ def test_released_under_a_pull(start, transport):
 def test_recycled_blocks_never_pass_for_the_old_ones(start, transport, rounds):
     producer, consumer = pair(start, transport, **LARGE)
     everything = list(range(64))
-    seed = random.randrange(1 << 30)
+    seed = chance.seed()
     print("seed", seed)  # noqa: T201 - shown when the test fails
     dice = random.Random(seed)
     took_s = 0.01

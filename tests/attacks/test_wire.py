@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import chance
 import pdkv
 from attacks.far import until
 
@@ -61,7 +62,7 @@ def mutated(dice, frames):
 
 def test_broken_frames_during_transfers(start, transport, rounds):
     producer, consumer, reference = pair(start, transport)
-    seed = random.randrange(1 << 30)
+    seed = chance.seed()
     print("seed", seed)  # noqa: T201 - shown when the test fails
     dice = random.Random(seed)
     frames = [golden(path.stem) for path in sorted(GOLDEN.glob("*.hex"))]

@@ -8,6 +8,7 @@ import json
 import queue
 import socket
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -197,6 +198,7 @@ class Pipe:
         world = self.world
         fault = world.fault if next(world.numbers) == world.transfer else ""
         if fault == "fail":
+            world.sent.put(None)
             raise TransferError("made to fail", hint="none")
         sent = tensor.copy()
         if fault == "flip":
@@ -216,10 +218,10 @@ class Pipe:
             self.held = None
 
     def recv_tensor(self, timeout_s=None):
-        try:
-            return self.world.sent.get(timeout=2)
-        except queue.Empty:
-            raise TransferTimeoutError("nothing came", hint="none") from None
+        with suppress(queue.Empty):
+            if (came := self.world.sent.get(timeout=60)) is not None:
+                return came
+        raise TransferTimeoutError("nothing came", hint="none")
 
     def flush(self, timeout_s=None):
         pass

@@ -21,7 +21,7 @@ BLOCKS = replace(CASE, op="pull", transport="shm", requests=1)
 
 @contextmanager
 def bench(world, **options):
-    with producer.threaded(world.kit, 10.0) as channel:
+    with producer.threaded(world.kit, 120.0) as channel:
         yield Bench(world.kit, channel, **{"iters": 2, **options})
     assert (world.open_engines, world.open_buffers) == (0, 0)
 

@@ -15,7 +15,7 @@ from pdkv.errors import TransferError, UnsupportedError
 
 @contextmanager
 def bench(world, **options):
-    with producer.threaded(world.kit, 10.0) as channel:
+    with producer.threaded(world.kit, 120.0) as channel:
         yield Bench(world.kit, channel, iters=3, **options)
     assert world.open_engines == 0
 

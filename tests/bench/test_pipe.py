@@ -26,7 +26,7 @@ PLAIN = str(Path(__file__).with_name("plain_end.py"))
 
 @contextmanager
 def bench(world, **options):
-    with producer.threaded(world.kit, 10.0) as channel:
+    with producer.threaded(world.kit, 120.0) as channel:
         yield Bench(world.kit, channel, **{"iters": 3, **options})
     assert world.open_engines == 0
 
@@ -138,11 +138,11 @@ def test_a_machine_without_the_memory_says_so():
 
 @pytest.mark.parametrize("wrong", ["", "flip"])
 def test_a_peer_is_filled_moved_and_checked(wrong, capfd):
-    peer = peers.Peer("plain", [PLAIN, wrong], ODD, 10.0)
+    peer = peers.Peer("plain", [PLAIN, wrong], ODD, 120.0)
     try:
         for stamp in (1, 2):
             peer.fill(stamp)
-            assert 0 < peer.run() < 10
+            assert peer.run() > 0
             assert (peer.count_wrong(stamp) > 0) == (wrong == "flip")
     finally:
         peer.close()
@@ -152,8 +152,8 @@ def test_a_peer_is_filled_moved_and_checked(wrong, capfd):
 
 def test_a_peer_that_cannot_start_or_go_on_says_why():
     with pytest.raises(PdkvError, match="no such device"):
-        peers.Peer("plain", [PLAIN, "open"], ODD, 10.0)
-    peer = peers.Peer("plain", [PLAIN, "send"], ODD, 10.0)
+        peers.Peer("plain", [PLAIN, "open"], ODD, 120.0)
+    peer = peers.Peer("plain", [PLAIN, "send"], ODD, 120.0)
     with pytest.raises(PdkvError, match="the wire is cut"):
         peer.run()
     peer.close()
@@ -177,11 +177,11 @@ def test_a_peer_that_is_not_measured_keeps_its_line_and_says_why(torch, far, rea
 def test_pickling_is_no_part_of_the_library(monkeypatch, tmp_path):
     monkeypatch.setattr(peers, "has_torch", lambda: True)
     monkeypatch.setattr(peers, "_STORE_PROGRAM", tmp_path / "gone.py")
-    ((_, make),) = peers.makers(["pickle"], SMALL, 10.0, far=False)
+    ((_, make),) = peers.makers(["pickle"], SMALL, 120.0, far=False)
     with pytest.raises(UnsupportedError, match="no part of pdkv"):
         make()
     with pytest.raises(ConfigError):
-        peers.makers(["mpi"], SMALL, 10.0, far=False)
+        peers.makers(["mpi"], SMALL, 120.0, far=False)
 
 
 def test_a_slow_peer_gets_fewer_turns(monkeypatch):

@@ -88,7 +88,7 @@ def test_two_roles_as_on_two_machines():
             assert {row["wrong"] for row in found} == {0}
     finally:
         producer.send_signal(signal.SIGINT)
-        assert producer.wait(30) == 130
+        assert producer.wait(240) == 130
         producer.stdout.close()
 
 
@@ -101,7 +101,7 @@ def test_a_killed_producer_ends_the_run_with_2():
         time.sleep(0.01)
     time.sleep(2)
     os.kill(int(found[0]), signal.SIGKILL)
-    assert consumer.wait(60) == 2
+    assert consumer.wait(240) == 2
     assert "error:" in consumer.stderr.read()
     consumer.stderr.close()
 

@@ -69,10 +69,10 @@ def test_what_it_issues_is_what_the_worker_exports_and_a_consumer_pulls(side, ca
         engine.connect(pdkv.Reference.from_json(pull.references[0][0]).address)
         wrong = bytes([pull.digest[0] ^ 1]) + pull.digest[1:]
         with pytest.raises(ReferenceDigestError):
-            into.pull(pull.references[0][0], pull.into[0], digest=wrong).wait(10)
-        into.pull(pull.references[0][0], pull.into[0], digest=pull.digest).wait(10)
+            into.pull(pull.references[0][0], pull.into[0], digest=wrong).wait(60)
+        into.pull(pull.references[0][0], pull.into[0], digest=pull.digest).wait(60)
     assert (ours[[5, 6, 7]] == np.arange(8 * 64, dtype=np.uint8).reshape(8, 64)[[3, 4, 5]]).all()
-    assert export.wait(10) == "done"
+    assert export.wait(60) == "done"
 
 
 def test_consumers_are_told_a_directory_that_knows_the_ranks(side, engine):

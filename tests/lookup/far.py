@@ -167,10 +167,14 @@ class Far:
     def stop(self):
         """Stops the process; returns when none of its threads runs any more."""
         self.signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self._process.pid}/task")
-        until(
-            lambda: all("(stopped)" in Path(thread, "status").read_text() for thread in threads.iterdir()), "the stop"
-        )
+        until(self._is_stopped, "the stop")
+
+    def _is_stopped(self):
+        threads = Path(f"/proc/{self._process.pid}/task").iterdir()
+        try:
+            return all("(stopped)" in Path(thread, "status").read_text() for thread in threads)
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # one was just ending
 
     def kill(self):
         self.signal(signal.SIGKILL)

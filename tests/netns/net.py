@@ -51,7 +51,7 @@ def why_not() -> str | None:
 
 
 def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=GUARD_S).stdout
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def test_a_whole_answer_that_breaks_off_is_a_502_and_not_repeated():
 @pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["whole", "stream"])
 def test_silence_ends_at_the_idle_timeout(role, body):
     async def main():
-        async with world(prefill=2, decode=2, idle_timeout_s=0.2) as w:
+        async with world(prefill=2, decode=2, idle_timeout_s=1.0) as w:
             for engine in getattr(w, role):
                 engine.gate = asyncio.Event()
             # Nothing but the silence takes time: on a slow machine another leg might be late too.

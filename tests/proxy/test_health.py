@@ -132,7 +132,7 @@ def test_metrics_name_every_instance_from_the_start_and_count_legs():
 @pytest.mark.parametrize(("spoil", "outcome"), [("drop", "lost"), ("gate", "late"), ("status", "5xx")])
 def test_legs_are_counted_by_how_they_ended(spoil, outcome):
     async def main():
-        async with world(idle_timeout_s=0.1 if spoil == "gate" else 60.0) as w:
+        async with world(idle_timeout_s=1.0 if spoil == "gate" else 60.0) as w:
             setattr(w.decode[0], spoil, {"drop": True, "gate": asyncio.Event(), "status": 500}[spoil])
             await w.ask(PROMPT | {"use_beam_search": True})  # the only leg
             name = f'pdkv_proxy_legs_total{{instance="{w.decode[0].url}",outcome="{outcome}",role="decode"}}'

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pdkv.pipe import BrokenPipeException, PdkvPipe
+from places import host_of_its_own
 
 WAIT_S = 60.0
 
@@ -27,9 +28,12 @@ pipe.close(60)
 """
 
 
+HOST = host_of_its_own()
+
+
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.create_server((HOST, 0)) as probe:
         return probe.getsockname()[1]
 
 
@@ -37,7 +41,7 @@ def port():
 def config(request, port):
     def config(rank):
         extra = {"store_timeout": WAIT_S} | ({"transports": request.param} if request.param else {})
-        settings = {"kv_role": "kv_both", "kv_rank": rank, "kv_parallel_size": 2, "kv_port": port}
+        settings = {"kv_role": "kv_both", "kv_rank": rank, "kv_parallel_size": 2, "kv_ip": HOST, "kv_port": port}
         return {**settings, "kv_connector_extra_config": extra}
 
     return config

@@ -11,7 +11,7 @@ import pytest
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "pdkv.cli", *arguments], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-m", "pdkv.cli", *arguments], capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -176,7 +176,7 @@ def command(tmp_path, only, **environment):
         [sys.executable, "-m", "gpu_check", "--dry", "--out", str(tmp_path), "--only", only],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         cwd=ROOT,
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(["benches", os.environ.get("PYTHONPATH", "")])},
         check=False,

@@ -57,7 +57,7 @@ def pair():
                 kv_parallel_size=2,
                 kv_port=port,
                 kv_buffer_size=1 << 20,
-                kv_connector_extra_config={"store_timeout": 30, "drain_timeout": 0, **extra},
+                kv_connector_extra_config={"store_timeout": 120, "drain_timeout": 0, **extra},
             )
             return KVConnectorFactory.create_connector_v0(0, 0, vllm_config(SCENARIO, config))
 
@@ -207,7 +207,7 @@ def test_the_pipe_of_mooncakes_name_meets_at_its_prefill_side(monkeypatch, tmp_p
         pipes = pool.map(lambda rank: MooncakePipe(3, {"kv_rank": rank, "kv_parallel_size": 2}, "cpu"), range(2))
     with next(pipes) as left, next(pipes) as right:
         left.send_tensor(torch.arange(3))
-        assert right.recv_tensor(20).tolist() == [0, 1, 2]
+        assert right.recv_tensor(120).tolist() == [0, 1, 2]
         reader = threading.Thread(target=right.close)
         reader.start()
         left.close()

@@ -179,7 +179,7 @@ def test_many_threads_select_over_one_pair_of_pipes(pipes):
     for number in range(8):
         producer.insert(*entry(number, number))
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert sorted(int(one[0][0]) for one in found) == list(range(8))
     consumer.close()
     producer.close(timeout_s=60)

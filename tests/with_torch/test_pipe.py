@@ -15,7 +15,7 @@ from pdkv.pipe.tensors import describe
 
 pytestmark = pytest.mark.torch
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     - {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4},
