@@ -41,6 +41,9 @@ BENCH_ARGS ?=
 FUZZ_TARGET ?= frames
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
+# Most tests wait for others most of the time, so two processes with tests take half of it.
+PYTEST_PROCESSES ?= 2
+SHARED_OUT := -n $(PYTEST_PROCESSES) --dist worksteal
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \
@@ -179,14 +182,14 @@ gpu-check-dry: $(DEPENDENCIES)
 
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch
-	@$(TORCH_VENV)/bin/python -m pytest tests/with_torch $(PYTEST_ARGS)
+	@$(TORCH_VENV)/bin/python -m pytest $(SHARED_OUT) tests/with_torch $(PYTEST_ARGS)
 
 # Real vLLM, by the environment that lies on top of $(VENV) too.
 test-vllm: vllm
 	@$(VLLM_VENV)/bin/python -m pytest tests/with_vllm $(PYTEST_ARGS)
 
 test-python: $(DEPENDENCIES) $(UCX_WHEELS)
-	@$(WITH_UCX) $(BIN)/pytest $(PYTEST_ARGS)
+	@$(WITH_UCX) $(BIN)/pytest $(SHARED_OUT) $(PYTEST_ARGS)
 
 $(DEPENDENCIES): pyproject.toml
 	@for tool in cargo cc; do command -v $$tool >/dev/null || { echo "pdkv needs \`$$tool\` to build" >&2; exit 1; }; done

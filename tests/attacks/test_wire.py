@@ -167,13 +167,13 @@ def test_no_descriptor_left(start, transport, side):
         poor.do("limit_descriptors", spare)
         # An owner that can't take a connection at all leaves it waiting, and the deadline ends the transfer.
         typed = (pdkv.CapacityError, pdkv.PeerError, pdkv.TransferTimeoutError)
-        outcome = consumer.do("try_pull", reference, BLOCKS, timeout_s=1.5)
+        outcome = consumer.do("try_pull", reference, BLOCKS, timeout_s=0.5)
         if outcome["state"] != "done":
             # Where a lane is the only way and none can be made, there is no way, and the error names the cause.
             assert isinstance(outcome["error"], (*typed, pdkv.UnsupportedError)), outcome
             assert outcome["quiesced"]
         with suppress(*typed):
-            consumer.do("reconnect", producer.address, 1, 1.0)
+            consumer.do("reconnect", producer.address, 1, 0.5)
     poor.do("free_descriptors")
     # Whoever waited in the queue of the listener is let in now, with nobody else knocking.
     consumer.do("connect", producer.address)
