@@ -158,6 +158,10 @@ class Host(Piping):
         self.peers.append(self.engine.connect(address, timeout_s=timeout_s))
         return len(self.peers) - 1
 
+    def lane(self, number: int) -> str:
+        """What is said of the lane of UCX to a peer."""
+        return {name: why for name, _, why in self.peers[number].links()}["ucx"]
+
     def alive(self, number: int) -> bool:
         """Whether the connection holds."""
         return self.peers[number].alive

@@ -11,6 +11,7 @@ import pytest
 
 import pdkv
 from attacks import lanes
+from attacks.far import until
 
 FEW = list(range(8))
 SAME = [(block, block) for block in FEW]
@@ -52,7 +53,9 @@ def test_releases_that_were_not_tried_together_get_no_lane_and_both_live(start, 
     both = {"transports": ["ucx", "tcp"]}
     owner = start("owner", "ucx", seed=1, **{**lanes.lane("all", manner, theirs), **both})
     initiator = start("initiator", "ucx", seed=2, **{**lanes.lane("all", manner, ours), **both})
-    initiator.do("connect", owner.address)
+    peer = initiator.do("connect", owner.address)
+    # Beside `tcp` nobody waits long for the lane.
+    until(lambda: "still being made" not in initiator.do("lane", peer), "the end of the attempt")
     _, reference = owner.do("export", FEW)
     outcome = initiator.do("try_pull", reference, FEW, require="ucx")
     assert "understand each other" in str(outcome["error"]), outcome
