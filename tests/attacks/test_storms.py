@@ -13,6 +13,7 @@ BLOCKS = list(range(32))
 SAME = [(block, block) for block in BLOCKS]
 SLACK_KIB = 24 << 10
 SLACK = {"fds": 0, "mappings": 0, "threads": 4}  # idle threads wait for more work, and end in their own time
+STREAMS = 10  # of `tcp` are kept for what comes next, each a thread at the owner; how many there are is chance
 
 
 def flat(before, far, transport=""):
@@ -20,6 +21,8 @@ def flat(before, far, transport=""):
     if transport.startswith("ucx"):
         # What woke the thread of a lane that is gone is let go when the next lane is made.
         before = {**before, "fds": before["fds"] + 1}
+    if transport in ("tcp", "unix"):
+        before = {**before, "fds": before["fds"] + STREAMS, "threads": before["threads"] + STREAMS}
     deadline = time.monotonic() + 120.0
     while True:
         now = far.do("resources")
