@@ -18,7 +18,7 @@ TINY = ["--model", "tiny", "--isl", "256", "--iters", "2", "--format", "json"]
 
 
 def bench(*arguments, code=0):
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == code, done.stderr
     return done
 

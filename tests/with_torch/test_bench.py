@@ -9,7 +9,7 @@ from pdkv.bench.lookup.scan import Scan
 from pdkv.bench.pipe import peers
 from pdkv.bench.pipe.exchange import Exchange
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]  # each process imports torch first
 
 EXCHANGE = Exchange((3, 5, 2000), "bfloat16", 2, "torch", threads=2, seed=3)
 LARGE = Exchange((9 << 20,), "uint8", 1, "torch", threads=2, seed=3)
@@ -18,7 +18,7 @@ LARGE = Exchange((9 << 20,), "uint8", 1, "torch", threads=2, seed=3)
 @pytest.mark.parametrize("name", list(peers.PEERS))
 @pytest.mark.parametrize("exchange", [EXCHANGE, LARGE], ids=["small", "more than a store's default server takes"])
 def test_every_byte_arrives_by_other_carriers(name, exchange):
-    ((_, make),) = peers.makers([name], exchange, 60.0, far=False)
+    ((_, make),) = peers.makers([name], exchange, 300.0, far=False)
     carrier = make()
     try:
         for stamp in (1, 2):
@@ -34,7 +34,7 @@ def test_every_byte_arrives_by_other_carriers(name, exchange):
 
 def test_a_pipe_is_measured_beside_both():
     shape = ["--shape", "4,40,8,64", "--small", "50", "--iters", "2", "--transport", "shm", "--format", "json"]
-    found = rows("--mode", "pipe", *shape)
+    found = rows("--mode", "pipe", "--timeout", "300", *shape)
     assert {row["wrong"] for row in found} == {0}
     assert [row["name"] for row in found if row["kind"] == "peer"] == ["gloo send/recv", "pickle over TCPStore"] * 2
     assert all(row["pdkv_ratio"] > 0 and row["path"] == "tcp" for row in found if row["kind"] == "peer")

@@ -26,7 +26,7 @@ def test_every_example_with_torch_has_a_row():
 @pytest.mark.parametrize("example", PROMISES)
 def test_example_runs_and_keeps_its_promise(example):
     command = [sys.executable, str(EXAMPLES / example), str(free_ports(2))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     text, times = PROMISES[example]
     assert done.stdout.count(text) == times
