@@ -25,6 +25,7 @@ mod os;
 pub mod pattern;
 mod pool;
 mod process;
+mod range;
 mod region;
 mod registry;
 mod stream;

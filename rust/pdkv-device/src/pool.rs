@@ -9,7 +9,8 @@ use rustix::io::Errno;
 
 use crate::mapping::Mapping;
 use crate::os::{os_error, page_bytes};
-use crate::region::{Backing, HostRegion, Shared, check_range};
+use crate::range::check_range;
+use crate::region::{Backing, HostRegion, Shared};
 use crate::registry;
 
 /// Whether a pool asks for huge pages.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::mapping::Mapping;
+use crate::range::{check_inside, check_range};
 use crate::registry;
 
 /// Memory with a stable address and length; shared as `Arc<HostRegion>`.
@@ -249,9 +250,7 @@ impl HostRegion {
     /// The address of a checked range to read from.
     #[inline]
     pub(crate) fn source(&self, operation: &'static str, offset: u64, len: u64) -> Result<*const u8> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(self.outside(operation, offset, len));
-        }
+        check_inside(operation, self.len, offset, len)?;
         Ok(self.base.wrapping_add(offset as usize).cast_const())
     }
 
@@ -263,18 +262,6 @@ impl HostRegion {
             return Err(read_only(operation));
         }
         Ok(source.cast_mut())
-    }
-
-    #[cold]
-    fn outside(&self, operation: &'static str, offset: u64, len: u64) -> Error {
-        Error::new(
-            ErrorKind::Region,
-            operation,
-            format!(
-                "`{len}` bytes at offset `{offset}` reach past the region of `{}` bytes",
-                self.len
-            ),
-        )
     }
 }
 
@@ -291,24 +278,4 @@ pub(crate) fn read_only(operation: &'static str) -> Error {
         operation,
         "the region is a peer's memory mapped to read, it can't be a destination",
     )
-}
-
-/// Refuses ranges no memory can have.
-pub(crate) fn check_range(operation: &'static str, address: u64, len: u64) -> Result<u64> {
-    if len == 0 {
-        return Err(Error::new(ErrorKind::Region, operation, "the range is empty"));
-    }
-    if address == 0 {
-        return Err(Error::new(ErrorKind::Region, operation, "the address is null"));
-    }
-    address
-        .checked_add(len)
-        .filter(|&end| isize::try_from(end).is_ok())
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Region,
-                operation,
-                format!("`{len}` bytes at `{address:#x}` reach past the end of the address space"),
-            )
-        })
 }

@@ -19,7 +19,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
 use crate::os::{last_errno, os_error, page_bytes};
 use crate::pool::sealed_memfd;
-use crate::region::{Backing, HostRegion, Shared, check_range};
+use crate::range::check_range;
+use crate::region::{Backing, HostRegion, Shared};
 use crate::registry;
 
 const OPERATION: &str = "adopt";

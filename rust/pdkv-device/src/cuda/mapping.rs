@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::facts::allocation_of;
+use super::facts::{allocation_of, pointer_facts};
 use super::gpu::Gpu;
 use super::ipc::{IpcHandle, IpcMapping};
 use super::region::DeviceRegion;
 use super::share::{Handle, SharedExtent};
 use super::vmm::{Allocation, Reservation, granularity};
-use crate::region::check_range;
+use crate::range::{check_inside, check_range};
 
 /// A region of another process, whole; unmapped with its last holder, who must have waited for what it
 /// asked the device to do there.
@@ -23,6 +23,8 @@ pub struct DeviceMapping {
     gpu: Gpu,
     address: u64,
     len: u64,
+    /// The number of the device that the memory is on, where this process sees it.
+    home: Option<u32>,
     #[expect(dead_code, reason = "held for its drop")]
     backing: Backing,
 }
@@ -94,6 +96,11 @@ impl DeviceMapping {
         self.len
     }
 
+    /// Whether the memory is a GPU's own: what another one reaches of it goes over a link.
+    pub fn lies_on(&self, gpu: &Gpu) -> bool {
+        self.home == Some(gpu.ordinal())
+    }
+
     /// The memory as a region, which keeps the mapping.
     pub fn region(self: &Arc<Self>) -> Arc<DeviceRegion> {
         DeviceRegion::of_peer(Arc::clone(self))
@@ -147,13 +154,7 @@ impl Laying {
         let mapping = IpcMapping::open(self.gpu.context(), handle)?;
         let (base, size) = allocation_of(self.gpu.context(), mapping.address())?;
         let before = mapping.address() - base;
-        if extent.offset + extent.len > size.saturating_sub(before) {
-            let message = format!(
-                "`{}` bytes at `{}` reach past the allocation, which has `{size}`",
-                extent.len, extent.offset
-            );
-            return Err(Error::new(ErrorKind::Region, MAP, message));
-        }
+        check_inside(MAP, size.saturating_sub(before), extent.offset, extent.len)?;
         let offset = extent.offset;
         self.laid = Laid::Ipc { mapping, offset };
         Ok(())
@@ -230,7 +231,10 @@ impl Laying {
             // A region has a byte, so it has an extent.
             Laid::Nothing => return Err(Error::new(ErrorKind::Internal, MAP, "a region without extents")),
         };
+        // Nothing but speed depends on it, so a driver that does not say is no failure.
+        let facts = pointer_facts(self.gpu.context(), address).ok().flatten();
         Ok(Arc::new(DeviceMapping {
+            home: facts.and_then(|facts| facts.ordinal),
             gpu: self.gpu,
             address,
             len: self.region_len,

@@ -2,11 +2,12 @@
 
 use std::ffi::c_void;
 
-use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_core::Result;
 
 use super::context::Context;
 use super::stream::Stream;
 use super::verdict::is_dead;
+use crate::range::check_inside;
 
 /// Memory of a device, freed when dropped. Freeing waits for the device.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `Region` when they do not fit, `Device` when the driver fails.
     pub fn write(&self, stream: &Stream, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.check("write", offset, bytes.len())?;
+        check_inside("write", self.len as u64, offset as u64, bytes.len() as u64)?;
         // SAFETY: inside this buffer by the check just made, which is borrowed until the copy is over.
         unsafe { put(stream, self.address + offset as u64, bytes) }
     }
@@ -78,7 +79,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `Region` when they do not lie inside, `Device` when the driver fails.
     pub fn read(&self, stream: &Stream, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        self.check("read", offset, bytes.len())?;
+        check_inside("read", self.len as u64, offset as u64, bytes.len() as u64)?;
         // SAFETY: inside this buffer by the check just made, which is borrowed until the copy is over.
         unsafe { get(stream, self.address + offset as u64, bytes) }
     }
@@ -89,10 +90,6 @@ impl DeviceBuffer {
     /// `Device` when the driver fails.
     pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
         fill(stream, self.address, byte, self.len)
-    }
-
-    fn check(&self, operation: &'static str, offset: usize, len: usize) -> Result<()> {
-        inside(operation, self.len, offset, len)
     }
 }
 
@@ -148,7 +145,7 @@ impl PinnedBuffer {
     /// # Errors
     /// `Region` when they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        inside("write", self.len, offset, bytes.len())?;
+        check_inside("write", self.len as u64, offset as u64, bytes.len() as u64)?;
         // SAFETY: inside by the check just made.
         let target = unsafe { self.start.cast::<u8>().add(offset) };
         // SAFETY: `bytes` is a live slice elsewhere, for nobody has a reference into this memory; the target has room.
@@ -161,7 +158,7 @@ impl PinnedBuffer {
     /// # Errors
     /// `Region` when they do not lie inside.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        inside("read", self.len, offset, bytes.len())?;
+        check_inside("read", self.len as u64, offset as u64, bytes.len() as u64)?;
         // SAFETY: inside by the check just made.
         let source = unsafe { self.start.cast::<u8>().add(offset) };
         // SAFETY: `bytes` is a live slice elsewhere, for nobody has a reference into this memory.
@@ -177,14 +174,6 @@ impl Drop for PinnedBuffer {
             unsafe { (self.context.functions().cuMemFreeHost)(self.start) };
         }
     }
-}
-
-pub(super) fn inside(operation: &'static str, whole: usize, offset: usize, len: usize) -> Result<()> {
-    if offset.checked_add(len).is_some_and(|end| end <= whole) {
-        return Ok(());
-    }
-    let message = format!("`{len}` bytes at `{offset}` leave a buffer of `{whole}` bytes");
-    Err(Error::new(ErrorKind::Region, operation, message))
 }
 
 /// Copies bytes to a device and waits. They go through memory of our own, which is left to the device for good when nobody can say that it is done.

@@ -14,7 +14,7 @@ use super::mapping::DeviceMapping;
 use super::memory::{DeviceBuffer, fill, get, put};
 use super::verdict::is_dead;
 use super::vmm::{self, Reservation};
-use crate::region::check_range;
+use crate::range::{check_inside, check_range};
 
 /// GPU memory with a stable address and length; shared as `Arc<DeviceRegion>`.
 pub struct DeviceRegion {
@@ -175,6 +175,15 @@ impl DeviceRegion {
         }
     }
 
+    /// Whether the memory is a GPU's own: what another one reaches of it goes over a link.
+    pub fn lies_on(&self, gpu: &Gpu) -> bool {
+        match &self.backing {
+            Backing::Whole(whole) => whole.lies_on(gpu),
+            Backing::Peer(mapping) => mapping.lies_on(gpu),
+            Backing::Laid(_) | Backing::Own(_) | Backing::Foreign(_) => self.gpu.ordinal() == gpu.ordinal(),
+        }
+    }
+
     /// Whether the memory is still the one that was registered. An allocator may put other memory at the same addresses (vLLM's sleep mode), and
     /// then a peer's mapping shows what was there before.
     ///
@@ -266,14 +275,8 @@ impl DeviceRegion {
 
     /// The address of a checked range.
     fn at(&self, operation: &'static str, offset: u64, len: u64) -> Result<u64> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
-            return Ok(self.address + offset);
-        }
-        let message = format!(
-            "`{len}` bytes at offset `{offset}` reach past the region of `{}` bytes",
-            self.len
-        );
-        Err(Error::new(ErrorKind::Region, operation, message))
+        check_inside(operation, self.len, offset, len)?;
+        Ok(self.address + offset)
     }
 }
 

@@ -11,6 +11,7 @@ use super::context::Context;
 use super::device::Device;
 use super::numbers as n;
 use super::verdict::is_dead;
+use crate::range::check_inside;
 
 /// A hold on an allocation; let go when dropped. The memory lives until nobody holds or maps it, in any process.
 #[derive(Debug)]
@@ -257,10 +258,7 @@ impl Reservation {
     /// # Errors
     /// `Device` when the allocation is shorter, or something is there already.
     pub(super) fn map(&mut self, offset: u64, len: u64, allocation: &Allocation) -> Result<()> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let message = format!("`{len}` bytes at `{offset}` leave the `{}` reserved", self.len);
-            return Err(Error::new(ErrorKind::Region, "map GPU memory", message));
-        }
+        check_inside("map GPU memory", self.len, offset, len)?;
         let _entered = self.context.enter()?;
         let address = self.address + offset;
         let map = self.context.functions().cuMemMap;
