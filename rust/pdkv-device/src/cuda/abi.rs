@@ -93,6 +93,7 @@ functions! {
         fn cuCtxPushCurrent_v2(CuContext) -> c_int;
         fn cuCtxPopCurrent_v2(*mut CuContext) -> c_int;
         fn cuCtxSynchronize() -> c_int;
+        fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> c_int;
         fn cuThreadExchangeStreamCaptureMode(*mut c_int) -> c_int;
         fn cuModuleLoadData(*mut CuModule, *const c_void) -> c_int;
         fn cuModuleUnload(CuModule) -> c_int;
@@ -111,7 +112,7 @@ functions! {
             *mut *mut c_void,
             *mut *mut c_void,
         ) -> c_int;
-        fn cuStreamCreate(*mut CuStream, c_uint) -> c_int;
+        fn cuStreamCreateWithPriority(*mut CuStream, c_uint, c_int) -> c_int;
         fn cuStreamDestroy_v2(CuStream) -> c_int;
         fn cuStreamSynchronize(CuStream) -> c_int;
         fn cuStreamQuery(CuStream) -> c_int;

@@ -12,48 +12,16 @@ use pdkv_core::plan::Plan;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::gpu::Gpu;
-use super::host::HostAccess;
-use super::mapping::DeviceMapping;
+use super::host_paths::HostPaths;
+use super::loader::Loader;
 use super::queue::{CopyQueue, Ticket};
-use super::region::DeviceRegion;
+use super::reach::Reach;
 use super::stream::Event;
-use crate::kernels::{Jobs, Logical, Wishes};
+use super::verdict::is_dead;
 use crate::region::read_only;
 
 /// Streams of one courier: as many copies are under way side by side.
 const LANES: usize = 4;
-
-/// Memory that a GPU reaches, and what keeps it so.
-#[derive(Clone, Debug)]
-pub enum Reach {
-    /// Of this process, on this GPU or on one beside it.
-    Device(Arc<DeviceRegion>),
-    /// Of another process on this host.
-    Mapping(Arc<DeviceMapping>),
-    /// Of the host, registered with the driver.
-    Host(Arc<HostAccess>),
-}
-
-impl Reach {
-    /// Where the GPU finds the first byte.
-    pub fn device_address(&self) -> u64 {
-        match self {
-            Self::Device(region) => region.address(),
-            Self::Mapping(mapping) => mapping.address(),
-            Self::Host(access) => access.device_address(),
-        }
-    }
-
-    /// The number of bytes.
-    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
-    pub fn len(&self) -> u64 {
-        match self {
-            Self::Device(region) => region.len(),
-            Self::Mapping(mapping) => mapping.len(),
-            Self::Host(access) => access.len(),
-        }
-    }
-}
 
 /// A plan to be copied.
 #[derive(Debug)]
@@ -86,7 +54,7 @@ pub struct Courier<T> {
     lanes: Vec<Lane<T>>,
     /// What found no room yet.
     waiting: VecDeque<Cargo<T>>,
-    jobs: Jobs,
+    loader: Loader,
     broken: bool,
 }
 
@@ -104,6 +72,18 @@ impl<T> Courier<T> {
     /// # Errors
     /// `Unsupported` without kernels for the GPU, `Device` when the driver fails.
     pub fn new(gpu: &Gpu) -> Result<Self> {
+        Self::make(gpu, None)
+    }
+
+    /// The same with a way between host and GPU that no measurement changes.
+    ///
+    /// # Errors
+    /// As [`Courier::new`].
+    pub fn forced(gpu: &Gpu, paths: HostPaths) -> Result<Self> {
+        Self::make(gpu, Some(paths))
+    }
+
+    fn make(gpu: &Gpu, paths: Option<HostPaths>) -> Result<Self> {
         let kernels = gpu.kernels()?;
         let lane = || {
             Ok(Lane {
@@ -115,7 +95,7 @@ impl<T> Courier<T> {
             gpu: gpu.clone(),
             lanes: (0..LANES).map(|_| lane()).collect::<Result<_>>()?,
             waiting: VecDeque::new(),
-            jobs: Jobs::default(),
+            loader: Loader::new(kernels, paths),
             broken: false,
         })
     }
@@ -199,26 +179,14 @@ impl<T> Courier<T> {
                 return Err(Error::new(ErrorKind::Region, OPERATION, message));
             }
             for reach in reaches {
-                let reached = match reach {
-                    Reach::Device(region) => region.reached_by(&self.gpu),
-                    Reach::Mapping(mapping) => self.is_ours(mapping.gpu()),
-                    Reach::Host(access) => self.is_ours(access.gpu()),
-                };
+                let reached = reach.reached_by(&self.gpu);
                 reached.map_err(|reason| Error::new(ErrorKind::Unsupported, OPERATION, reason))?;
             }
         }
-        let may_be_written = |reach: &Reach| !matches!(reach, Reach::Host(access) if !access.region().writable());
-        if !cargo.dst.iter().all(may_be_written) {
+        if !cargo.dst.iter().all(Reach::is_writable) {
             return Err(read_only(OPERATION));
         }
         Ok(())
-    }
-
-    fn is_ours(&self, gpu: &Gpu) -> Result<(), String> {
-        if gpu.ordinal() == self.gpu.ordinal() {
-            return Ok(());
-        }
-        Err(format!("the memory is mapped for GPU `{}`", gpu.ordinal()))
     }
 
     fn send(&mut self, cargo: Cargo<T>) -> Sent<T> {
@@ -227,14 +195,17 @@ impl<T> Courier<T> {
             let error = Error::new(ErrorKind::Internal, OPERATION, "a courier without streams");
             return Sent::Refused(cargo, error);
         };
-        match launch(&mut lane.queue, &mut self.jobs, &cargo) {
+        // SAFETY: the plan stays inside regions that the cargo's memory holds, as was checked, and the GPU reaches all of it; the lane
+        // keeps both until the post has passed. Bytes that others use meanwhile may tear, as in any shared memory.
+        match unsafe { self.loader.load(&self.gpu, &mut lane.queue, &cargo) } {
             Ok(Some(ticket)) => {
                 lane.under_way.push_back((ticket, cargo));
                 Sent::Flying
             }
             Ok(None) => Sent::Full(cargo),
             Err(error) => {
-                self.broken |= lane.queue.is_broken();
+                // Nothing of it is under way, so no look would ever find out.
+                self.broken |= lane.queue.is_broken() || is_dead(&error);
                 Sent::Refused(cargo, error)
             }
         }
@@ -300,22 +271,6 @@ impl<T> Lane<T> {
                 outcome,
             });
         }
-        false
+        self.queue.is_broken()
     }
-}
-
-fn launch<T>(queue: &mut CopyQueue, jobs: &mut Jobs, cargo: &Cargo<T>) -> Result<Option<Ticket>> {
-    let addresses = |reaches: &[Reach]| reaches.iter().map(Reach::device_address).collect::<Vec<_>>();
-    jobs.fill(
-        &cargo.plan,
-        &addresses(&cargo.src),
-        &addresses(&cargo.dst),
-        Logical::Plan,
-    )?;
-    if let Some(after) = &cargo.after {
-        queue.stream().wait(after)?;
-    }
-    // SAFETY: the plan stays inside regions that the cargo's memory holds, as was checked, and the GPU reaches all of it; the
-    // lane keeps both until the post has passed. Bytes that others use meanwhile may tear, as in any shared memory.
-    unsafe { queue.post(jobs, Wishes::default(), None) }
 }

@@ -3,6 +3,8 @@
 //! A kernel takes pieces of any size and keeps multiprocessors busy that an LLM engine would like to have; copy engines take none of them, and a
 //! while for each piece. Which is faster for which pieces is measured once for each device of a process.
 
+use std::sync::{Mutex, PoisonError};
+
 use pdkv_core::Result;
 
 use super::batch::has_batch;
@@ -67,11 +69,22 @@ impl HostPaths {
     /// # Errors
     /// `Device` when the driver fails.
     pub fn of(kernels: &Kernels) -> Result<Self> {
-        if let Some(&known) = kernels.host_paths().get() {
+        // Two at a time would measure each other.
+        static MEASURING: Mutex<()> = Mutex::new(());
+        if let Some(known) = Self::known(kernels) {
+            return Ok(known);
+        }
+        let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = Self::known(kernels) {
             return Ok(known);
         }
         let measured = Self::measure(kernels)?;
         Ok(*kernels.host_paths().get_or_init(|| measured))
+    }
+
+    /// What was measured, if it was. Does not wait.
+    pub(super) fn known(kernels: &Kernels) -> Option<Self> {
+        kernels.host_paths().get().copied()
     }
 
     /// The path for so many bytes in so many pieces.

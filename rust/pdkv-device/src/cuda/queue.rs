@@ -29,6 +29,8 @@ pub struct Ticket(u64);
 const RETRY: Duration = Duration::from_millis(1);
 /// How long a driver may go on so.
 const UNTOLD: Duration = Duration::from_secs(30);
+/// Copies that one call asks for: as many as one that is measured has. While the driver takes them, others of the process wait for it.
+const BATCH_COPIES: usize = 512;
 /// How often a queue that goes asks.
 const DROP_TRIES: usize = 100;
 
@@ -174,7 +176,7 @@ impl CopyQueue {
         Ok(Some(self.close(result.err(), Some(taken.end), sums)))
     }
 
-    /// Posts copies by the driver's batched call, which keeps the device's multiprocessors out of it. What it reads need not be in pages;
+    /// Posts copies by the driver's batched call, some at a time, which keeps the device's multiprocessors out of it. What it reads need not be in pages;
     /// every run is a copy of its own, so they should be long.
     ///
     /// # Errors
@@ -194,8 +196,12 @@ impl CopyQueue {
             srcs.push(run.src);
             sizes.push(run.bytes as usize);
         }
-        // SAFETY: as the caller promises.
-        match unsafe { copy_batch_async(&self.stream, dsts, srcs, sizes) } {
+        let outcome = (0..sizes.len()).step_by(BATCH_COPIES).try_for_each(|first| {
+            let some = first..sizes.len().min(first + BATCH_COPIES);
+            // SAFETY: as the caller promises.
+            unsafe { copy_batch_async(&self.stream, &dsts[some.clone()], &srcs[some.clone()], &sizes[some]) }
+        });
+        match outcome {
             // Some of the copies may have been taken.
             Err(error) if error.kind() == ErrorKind::Device => Ok(self.close(Some(error), None, None)),
             outcome => outcome.map(|()| self.close(None, None, None)),

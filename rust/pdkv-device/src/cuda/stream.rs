@@ -29,16 +29,22 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Stream {
-    /// Makes a stream.
+    /// Makes a stream. What it is asked comes after what others ask: the device belongs to whoever computes there.
     ///
     /// # Errors
     /// `Device` when the driver fails.
     pub fn new(context: &Context) -> Result<Self> {
         let entered = context.enter()?;
+        let (mut lowest, mut highest) = (0, 0);
+        let range = context.functions().cuCtxGetStreamPriorityRange;
+        // SAFETY: two numbers of ours to write to; the context is entered.
+        let status = unsafe { range(&raw mut lowest, &raw mut highest) };
+        context.driver().check("cuCtxGetStreamPriorityRange", status)?;
         let mut stream = std::ptr::null_mut();
+        let create = context.functions().cuStreamCreateWithPriority;
         // SAFETY: a pointer of ours to write to; the context is entered.
-        let status = unsafe { (context.functions().cuStreamCreate)(&raw mut stream, CU_STREAM_NON_BLOCKING) };
-        context.driver().check("cuStreamCreate", status)?;
+        let status = unsafe { create(&raw mut stream, CU_STREAM_NON_BLOCKING, lowest) };
+        context.driver().check("cuStreamCreateWithPriority", status)?;
         drop(entered);
         Ok(Self(Arc::new(Handle {
             context: context.clone(),

@@ -21,6 +21,7 @@ pub use jobs::Jobs;
 pub(crate) use launch::each_launch;
 pub use launch::{DeviceFacts, Launch, Wishes, launches};
 pub use spans::Run;
+pub(crate) use spans::runs_of;
 pub use view::{FastDiv, Lane, View};
 
 /// The name of the translation unit, for the compiler's messages.

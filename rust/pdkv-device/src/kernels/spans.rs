@@ -86,6 +86,21 @@ pub(super) fn fill_runs(jobs: &mut Jobs, runs: &[Run]) -> Result<()> {
     })
 }
 
+/// Every span of a plan as a run, for who copies each by itself.
+///
+/// # Errors
+/// As [`Jobs::fill`]; the list is of no use then.
+pub(crate) fn runs_of(plan: &Plan, src_bases: &[u64], dst_bases: &[u64], runs: &mut Vec<Run>) -> Result<()> {
+    runs.clear();
+    let bases = Bases {
+        src: src_bases,
+        dst: dst_bases,
+    };
+    each_of_plan(plan, bases, Logical::Plan, &mut |Lane { src, dst, bytes, .. }| {
+        runs.push(Run { src, dst, bytes });
+    })
+}
+
 /// Fills jobs from what `each` calls its argument with, twice the same.
 fn fill_from(jobs: &mut Jobs, each: impl Fn(&mut dyn FnMut(Lane)) -> Result<()>) -> Result<()> {
     let mut classes = [Class::default(); Entry::WIDTHS.len()];

@@ -3,10 +3,11 @@
 #![allow(clippy::print_stdout, reason = "a test says what it skipped")]
 
 mod allocations;
+mod alone;
 mod caches;
 #[path = "../common/mod.rs"]
 mod common;
-mod copies;
+mod courier;
 mod find;
 mod memory;
 mod order;
@@ -16,7 +17,6 @@ mod staging;
 mod standin;
 
 use std::path::Path;
-use std::sync::PoisonError;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{
@@ -24,7 +24,8 @@ use pdkv_device::cuda::{
     copy_async, pointer_facts,
 };
 
-use standin::{ALONE, IMAGE, alive, compile, counts, since, variant, whole};
+use alone::Alone;
+use standin::{IMAGE, alive, compile, counts, since, variant};
 
 #[test]
 fn what_cannot_be_used_is_a_value_with_its_reason() {
@@ -73,10 +74,10 @@ fn an_instance_of_mig_is_cut_off() {
 
 #[test]
 fn a_device_is_described_and_a_missing_one_refused() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
+    let driver = &alone.driver;
     assert_eq!((driver.version(), driver.device_count().unwrap()), ((13, 0), 2));
     let device = driver.device(1).unwrap();
     assert_eq!(
@@ -96,13 +97,13 @@ fn a_device_is_described_and_a_missing_one_refused() {
 
 #[test]
 fn handles_end_with_their_last_user_and_threads_keep_their_context() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
+    let path = alone.path;
     let before = alive(path);
     let stream = {
-        let context = driver.device(0).unwrap().context().unwrap();
+        let context = alone.context();
         let stream = Stream::new(&context).unwrap();
         let event = Event::new(&context).unwrap();
         let memory = DeviceBuffer::new(&context, 100).unwrap();
@@ -128,6 +129,10 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
         !counts(path).contains_key("blocking streams"),
         "our streams wait for no other"
     );
+    assert!(
+        !counts(path).contains_key("urgent streams"),
+        "nor do others wait for ours"
+    );
     // SAFETY: the default stream is there as long as the context.
     let foreign = unsafe { Stream::foreign(stream.context(), 0) };
     assert!(foreign.done().unwrap());
@@ -138,11 +143,10 @@ fn handles_end_with_their_last_user_and_threads_keep_their_context() {
 
 #[test]
 fn what_is_asked_happens_in_order_and_is_waited_for() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
+    let context = alone.context();
     let (stream, event) = (Stream::new(&context).unwrap(), Event::new(&context).unwrap());
     assert!(event.passed().unwrap() && stream.done().unwrap());
     let memory = DeviceBuffer::new(&context, 64).unwrap();
@@ -186,11 +190,10 @@ fn what_is_asked_happens_in_order_and_is_waited_for() {
 
 #[test]
 fn an_address_is_looked_up() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(1).unwrap().context().unwrap();
+    let context = alone.driver.device(1).unwrap().context().unwrap();
     let memory = DeviceBuffer::new(&context, 64).unwrap();
     let pinned = PinnedBuffer::new(&context, 64).unwrap();
     let facts = pointer_facts(&context, memory.address() + 63).unwrap().unwrap();
@@ -206,11 +209,10 @@ fn an_address_is_looked_up() {
 
 #[test]
 fn handles_of_this_process_and_of_nobody_are_refused() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
+    let context = alone.context();
     let memory = DeviceBuffer::new(&context, 64).unwrap();
     let handle = IpcHandle::of(&context, memory.address()).unwrap();
     let error = IpcMapping::open(&context, &handle).unwrap_err();
@@ -222,16 +224,15 @@ fn handles_of_this_process_and_of_nobody_are_refused() {
         error.message().contains("`cuIpcOpenMemHandle_v2` returned `400`"),
         "{error}"
     );
-    assert!(!alive(path).contains_key("mappings"));
+    assert!(!alive(alone.path).contains_key("mappings"));
 }
 
 #[test]
 fn images_kernels_and_launches_that_are_wrong_are_refused() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
+    let context = alone.context();
     for (image, part) in [
         (b"\x7fELF".as_slice(), "neither a cubin nor PTX"),
         (b".version 8.0 without an end", "neither a cubin nor PTX"),
@@ -259,5 +260,5 @@ fn images_kernels_and_launches_that_are_wrong_are_refused() {
         let error = unsafe { function.launch(&stream, extent, &[0; 400]) }.unwrap_err();
         assert!(error.message().contains("`cuLaunchKernel` returned `1`"), "{error}");
     }
-    assert_eq!(counts(path)["depth"], 0);
+    assert_eq!(counts(alone.path)["depth"], 0);
 }

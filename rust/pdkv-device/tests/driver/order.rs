@@ -1,7 +1,5 @@
 //! In which order a device does what it is asked, when that was, batches, and what fails there.
 
-use std::sync::PoisonError;
-
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{
     DeviceBuffer, DeviceMapping, DeviceRegion, Driver, Event, Gpu, HostAccess, PinnedBuffer, Stream, copy_async,
@@ -9,7 +7,8 @@ use pdkv_device::cuda::{
 };
 use pdkv_device::{HostRegion, HugePages};
 
-use crate::standin::{ALONE, capture, counts, fail, hold, kernel_copy, reset, variant, whole};
+use crate::alone::Alone;
+use crate::standin::{capture, counts, fail, hold, kernel_copy, reset, variant};
 
 /// Copies from one stream's memory to another's, with or without waiting, and says whether the bytes were there.
 fn hand_over(gpu: &Gpu, wait: bool) -> bool {
@@ -35,25 +34,23 @@ fn hand_over(gpu: &Gpu, wait: bool) -> bool {
 
 #[test]
 fn a_stream_waits_for_another_where_it_is_told_to() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     assert!(hand_over(&gpu, true));
     assert!(!hand_over(&gpu, false), "the stand-in shows a wait that is missing");
 }
 
 #[test]
 fn asking_brings_an_end_and_a_hold_keeps_it_off() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     let memory = DeviceBuffer::new(gpu.context(), 64).unwrap();
     let event = Event::new(gpu.context()).unwrap();
-    hold(path, 1);
+    hold(alone.path, 1);
     memory.fill(gpu.stream(), 1).unwrap();
     event.record(gpu.stream()).unwrap();
     for _ in 0..5 {
@@ -61,7 +58,7 @@ fn asking_brings_an_end_and_a_hold_keeps_it_off() {
     }
     let waiter = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| event.synchronize());
-        hold(path, 0);
+        hold(alone.path, 0);
         waiter.join().unwrap()
     });
     waiter.unwrap();
@@ -73,11 +70,10 @@ fn asking_brings_an_end_and_a_hold_keeps_it_off() {
 
 #[test]
 fn timed_events_tell_how_long_something_took() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     let (start, end) = (
         Event::timed(gpu.context()).unwrap(),
         Event::timed(gpu.context()).unwrap(),
@@ -137,11 +133,10 @@ fn in_batches(driver: &Driver) {
 
 #[test]
 fn copies_go_in_batches_where_the_driver_has_them() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    in_batches(&driver);
+    in_batches(&alone.driver);
     let of = |name: &str, version: &str| Driver::open_at(&variant(name, &[version]).unwrap()).unwrap();
     in_batches(&of("12-8", "PDKV_STANDIN_VERSION=12080"));
     let old = Gpu::open_on(&of("12-4", "PDKV_STANDIN_VERSION=12040"), 0).unwrap();
@@ -154,14 +149,13 @@ fn copies_go_in_batches_where_the_driver_has_them() {
 
 #[test]
 fn what_fails_on_the_device_shows_at_the_next_look() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     let memory = DeviceBuffer::new(gpu.context(), 64).unwrap();
     let event = Event::new(gpu.context()).unwrap();
-    fail(path, c"run", 2, 719);
+    fail(alone.path, c"run", 2, 719);
     memory.fill(gpu.stream(), 1).unwrap();
     memory.fill(gpu.stream(), 2).unwrap();
     event.record(gpu.stream()).unwrap();
@@ -171,32 +165,31 @@ fn what_fails_on_the_device_shows_at_the_next_look() {
     assert!(error.message().contains("`cuEventQuery` returned `719`"), "{error}");
     let error = DeviceRegion::allocate(&gpu, 64).unwrap_err();
     assert!(error.message().contains("returned `719`"), "it stays: {error}");
-    reset(path);
+    reset(alone.path);
 
-    fail(path, c"cuMemCreate", 1, 2);
+    fail(alone.path, c"cuMemCreate", 1, 2);
     let region = DeviceRegion::allocate(&gpu, 64).unwrap();
     assert!(
         matches!(region.share().unwrap()[0].handle, pdkv_device::cuda::Handle::Ipc(_)),
         "without one kind of memory there is the other"
     );
-    fail(path, c"cuMemCreate", 1, 2);
-    fail(path, c"cuMemAlloc_v2", 1, 2);
+    fail(alone.path, c"cuMemCreate", 1, 2);
+    fail(alone.path, c"cuMemAlloc_v2", 1, 2);
     let error = DeviceRegion::allocate(&gpu, 64).unwrap_err();
     assert!(error.message().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
-    assert_eq!(counts(path)["depth"], 0);
+    assert_eq!(counts(alone.path)["depth"], 0);
 }
 
 #[test]
 fn a_capture_of_somebody_elses_goes_on() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     let captured = Stream::new(gpu.context()).unwrap();
     let other = Stream::new(gpu.context()).unwrap();
     assert!(!captured.capturing().unwrap());
-    capture(path, captured.address(), true);
+    capture(alone.path, captured.address(), true);
     assert!(captured.capturing().unwrap() && !other.capturing().unwrap());
     // SAFETY: the default stream is there as long as the context.
     assert!(unsafe { Stream::foreign(gpu.context(), 0) }.capturing().unwrap());
@@ -209,33 +202,36 @@ fn a_capture_of_somebody_elses_goes_on() {
     assert!(event.passed().unwrap());
     let mapping = DeviceMapping::open(&gpu, 64, &region.share().unwrap()).unwrap();
     kernel_copy(&gpu, mapping.address(), region.address(), 64);
-    let laid = counts(path)["laid"];
+    let laid = counts(alone.path)["laid"];
     drop((access, event, mapping));
-    assert_eq!(counts(path)["laid"], laid - 1);
-    assert_eq!(counts(path).get("broken captures"), None, "our calls are no part of it");
+    assert_eq!(counts(alone.path)["laid"], laid - 1);
+    assert_eq!(
+        counts(alone.path).get("broken captures"),
+        None,
+        "our calls are no part of it"
+    );
     // Memory whose users cannot be waited for now is left to them.
-    let before = counts(path)["reservations"];
+    let before = counts(alone.path)["reservations"];
     drop(region);
-    assert_eq!(counts(path)["reservations"], before);
-    capture(path, captured.address(), false);
+    assert_eq!(counts(alone.path)["reservations"], before);
+    capture(alone.path, captured.address(), false);
     drop(DeviceRegion::allocate(&gpu, 64).unwrap());
-    assert_eq!(counts(path)["reservations"], before);
+    assert_eq!(counts(alone.path)["reservations"], before);
 }
 
 #[test]
 fn memory_outlives_what_the_device_may_still_do_there() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let gpu = alone.gpu();
     let region = DeviceRegion::allocate(&gpu, 64).unwrap();
-    hold(path, 1);
-    fail(path, c"cuStreamSynchronize", 1, 900);
+    hold(alone.path, 1);
+    fail(alone.path, c"cuStreamSynchronize", 1, 900);
     let mut bytes = [1; 64];
     let error = region.read_at(0, &mut bytes).unwrap_err();
     assert!(error.message().contains("returned `900`"), "{error}");
-    hold(path, 0);
+    hold(alone.path, 0);
     gpu.stream().synchronize().unwrap();
     assert_eq!(bytes, [1; 64], "what comes late does not come here");
 

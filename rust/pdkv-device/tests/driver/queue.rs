@@ -1,20 +1,13 @@
 //! Posting: what it copies, what it asks of the driver, and that it neither waits nor allocates.
 
-use std::sync::PoisonError;
-
 use pdkv_core::ErrorKind;
-use pdkv_device::cuda::{Context, CopyQueue, Kernels, PinnedBuffer, Stream, Ticket};
+use pdkv_device::cuda::{CopyQueue, PinnedBuffer, Stream, Ticket};
 use pdkv_device::kernels::{Jobs, PageTables, Wishes};
 
 use crate::allocations::allocations;
+use crate::alone::Alone;
 use crate::caches::{Pair, Wish};
-use crate::standin::{ALONE, IMAGE, alive, calls, fail, hold, reset, since, whole};
-
-fn queue(context: &Context) -> CopyQueue {
-    // SAFETY: the stand-in's image, whole; its kernels are those of this release.
-    let kernels = unsafe { Kernels::load(context, IMAGE) }.unwrap();
-    CopyQueue::new(&kernels).unwrap()
-}
+use crate::standin::{calls, fail, hold, reset};
 
 /// Posts the jobs of a pair that lives until the queue was waited for.
 fn post(queue: &mut CopyQueue, pair: &Pair, wishes: Wishes) -> Option<Ticket> {
@@ -30,14 +23,10 @@ fn check_all(pairs: &[Pair], stream: &Stream) {
 
 #[test]
 fn a_post_copies_sums_up_and_tells() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let living = alive(path);
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let flag = PinnedBuffer::new(&context, 8).unwrap();
     let told = || {
         let mut word = [0; 8];
@@ -78,25 +67,22 @@ fn a_post_copies_sums_up_and_tells() {
         }
     }
     drop((flag, queue, stream, context));
-    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+    alone.nothing_is_left();
 }
 
 #[test]
 fn what_a_post_asks_of_the_driver_does_not_grow_with_the_layers() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let mut asked = Vec::new();
     for layers in [1, 80] {
         let pair = Pair::new(&context, &stream, &Wish::new(layers, 64));
         let mut counted = || {
-            let before = calls(path);
+            let before = calls(alone.path);
             let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
-            let mut after = calls(path);
+            let mut after = calls(alone.path);
             after.retain(|name, count| {
                 *count -= before.get(name).unwrap_or(&0);
                 *count > 0
@@ -129,13 +115,10 @@ fn what_a_post_asks_of_the_driver_does_not_grow_with_the_layers() {
 
 #[test]
 fn a_warm_queue_allocates_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let pairs = [1, 3].map(|layers| Pair::new(&context, &stream, &Wish::new(layers, 64)));
     let mut round = || {
         let tickets = [0, 1].map(|number: usize| post(&mut queue, &pairs[number], Wishes::default()).unwrap());
@@ -151,14 +134,10 @@ fn a_warm_queue_allocates_nothing() {
 
 #[test]
 fn a_full_ring_is_said_and_larger_tables_get_a_larger_one() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let living = alive(path);
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let before = queue.memory_bytes();
     // Two tables of 4 bytes an entry: 0.8 MB and 1.6 MB, with a ring of 1 MiB.
     let wish = |blocks: u32| Wish {
@@ -194,18 +173,15 @@ fn a_full_ring_is_said_and_larger_tables_get_a_larger_one() {
     larger.check(&stream);
     large.check(&stream);
     drop((large, larger, queue, stream, context));
-    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+    alone.nothing_is_left();
 }
 
 #[test]
 fn lanes_of_many_caches_come_and_go() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     // 1,000 layers are 2,000 lanes or 64 KB, of which 16 have room.
     let pairs: Vec<_> = (0..20)
         .map(|_| Pair::new(&context, &stream, &Wish::new(1000, 1)))
@@ -228,13 +204,10 @@ fn lanes_of_many_caches_come_and_go() {
 
 #[test]
 fn what_cannot_be_posted_leaves_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, _)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let mut pair = Pair::new(&context, &stream, &Wish::new(2, 64));
     let tables = std::mem::replace(
         &mut pair.jobs.tables,
@@ -262,14 +235,10 @@ fn what_cannot_be_posted_leaves_nothing() {
 
 #[test]
 fn a_queue_that_goes_waits_for_what_is_under_way() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let living = alive(path);
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
     pair.reset(&stream);
     stream.synchronize().unwrap();
@@ -278,61 +247,54 @@ fn a_queue_that_goes_waits_for_what_is_under_way() {
     drop(queue);
     pair.check(&stream);
     drop((pair, stream, context));
-    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+    alone.nothing_is_left();
 }
 
 #[test]
 fn a_driver_that_does_not_tell_has_not_said_that_a_post_passed() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let living = alive(path);
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
     // As while somebody captures a graph: the call fails, the copy goes on.
     for (call, name) in [(c"cuEventQuery", "a look"), (c"cuEventRecord", "no event")] {
         pair.reset(&stream);
-        hold(path, 1);
-        fail(path, call, 1, 900);
+        hold(alone.path, 1);
+        fail(alone.path, call, 1, 900);
         let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
         assert!(!queue.passed(ticket).unwrap(), "{name}");
         assert!(!queue.passed(ticket).unwrap(), "{name}");
-        hold(path, 0);
-        fail(path, c"cuStreamSynchronize", 1, 900);
+        hold(alone.path, 0);
+        fail(alone.path, c"cuStreamSynchronize", 1, 900);
         queue.wait(ticket).unwrap();
-        reset(path);
+        reset(alone.path);
         pair.check(&stream);
     }
     // Nor does a queue that goes let its tables go before it knows.
     pair.reset(&stream);
     post(&mut queue, &pair, Wishes::default()).unwrap();
-    fail(path, c"cuStreamSynchronize", 1, 900);
+    fail(alone.path, c"cuStreamSynchronize", 1, 900);
     drop(queue);
-    reset(path);
+    reset(alone.path);
     pair.check(&stream);
     drop((pair, stream, context));
-    assert!(since(path, &living).is_empty(), "{:?}", since(path, &living));
+    alone.nothing_is_left();
 }
 
 #[test]
 fn a_post_that_failed_is_told_when_it_is_over_and_a_dead_context_at_once() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((driver, path)) = whole() else {
+    let Some(alone) = Alone::begin() else {
         return;
     };
-    let context = driver.device(0).unwrap().context().unwrap();
-    let mut queue = queue(&context);
-    let stream = queue.stream().clone();
+    let (context, mut queue, stream) = alone.queue();
     let pair = Pair::new(&context, &stream, &Wish::new(2, 64));
     // The tables are on their way when the launch is refused.
-    hold(path, 1);
-    fail(path, c"cuLaunchKernel", 1, 1);
+    hold(alone.path, 1);
+    fail(alone.path, c"cuLaunchKernel", 1, 1);
     let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
     assert!(!queue.passed(ticket).unwrap());
-    hold(path, 0);
+    hold(alone.path, 0);
     let error = queue.wait(ticket).unwrap_err();
     assert!(error.message().contains("`cuLaunchKernel` returned `1`"), "{error}");
     assert!(queue.passed(ticket).unwrap(), "it is said once");
@@ -340,7 +302,7 @@ fn a_post_that_failed_is_told_when_it_is_over_and_a_dead_context_at_once() {
     let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
     queue.wait(ticket).unwrap();
     pair.check(&stream);
-    fail(path, c"run", 1, 719);
+    fail(alone.path, c"run", 1, 719);
     let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
     for _ in 0..2 {
         let error = queue.wait(ticket).unwrap_err();
@@ -352,5 +314,5 @@ fn a_post_that_failed_is_told_when_it_is_over_and_a_dead_context_at_once() {
     assert!(queue.is_broken() && queue.is_settled());
     // A dead context stays dead: nothing that was asked in it may run when the stand-in is made whole again.
     drop((pair, queue, stream, context));
-    reset(path);
+    reset(alone.path);
 }

@@ -69,8 +69,8 @@ API cuDeviceGetUuid_v2(unsigned char *uuid, int ordinal) {
 }
 API cuDeviceGetAttribute(int *value, int attribute, int) {
     CALL(cuDeviceGetAttribute);
-    static const std::map<int, int> values = {{16, 3},  {39, 2048}, {41, 1},        {75, 9},         {76, 0},
-                                              {99, 1},  {110, 1},   {81, 228 << 10}, {97, 227 << 10}, {102, settings.vmm},
+    static const std::map<int, int> values = {{16, settings.multiprocessors}, {39, 2048}, {41, 1}, {75, 9}, {76, 0}, {99, 1},
+                                              {110, 1}, {81, 228 << 10}, {97, 227 << 10}, {102, settings.vmm},
                                               {113, 1}, {103, settings.vmm}};
     const auto found = values.find(attribute);
     if (found == values.end()) return 1;
@@ -165,6 +165,7 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     if (!gx || gy != 1 || gz != 1 || !bx || by != 1 || bz != 1 || bx > 1024 || extra) return 1;
     if (static_cast<int>(shared) > found.shared) return 1;
     ++alive["launches"];
+    alive["blocks"] += gx;
 #ifndef STANDIN_BARE
     pdkv::View view;
     std::memcpy(&view, arguments[0], sizeof view);

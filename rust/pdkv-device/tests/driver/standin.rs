@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock};
 
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
-use pdkv_device::cuda::{Driver, Gpu, Kernels};
+use pdkv_device::cuda::{CopyQueue, Driver, Gpu, Kernels};
 use pdkv_device::kernels::{Jobs, Logical, Wishes};
 
 /// One test at a time, since all of them count what is alive.
@@ -100,7 +100,7 @@ pub(crate) const MADE: &str = "PDKV_TEST_STANDIN";
 /// What is alive, without what only counts calls.
 pub(crate) fn alive(path: &Path) -> BTreeMap<String, i64> {
     let mut counts = counts(path);
-    for calls in ["launches", "waits", "blocking streams"] {
+    for calls in ["launches", "blocks", "waits", "blocking streams", "urgent streams"] {
         counts.remove(calls);
     }
     counts.retain(|name, count| *count != 0 && !name.starts_with("calls "));
@@ -144,12 +144,10 @@ pub(crate) fn kernel_copy(gpu: &Gpu, from: u64, to: u64, len: u64) {
     let jobs = Jobs::of(&plan, &[from], &[to], Logical::Plan).unwrap();
     // SAFETY: the stand-in's image, whole; its kernels are those of this release.
     let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
-    let prepared = kernels
-        .prepare(gpu.stream(), &jobs.list, &jobs.tables, Wishes::default())
-        .unwrap();
+    let mut queue = CopyQueue::new(&kernels).unwrap();
     // SAFETY: the caller's memory lives until the wait below.
-    unsafe { prepared.launch(gpu.stream(), None) }.unwrap();
-    gpu.stream().synchronize().unwrap();
+    let ticket = unsafe { queue.post(&jobs, Wishes::default(), None) }.unwrap();
+    queue.wait(ticket.unwrap()).unwrap();
 }
 
 /// Holds back what is asked: 1 all of it, 2 kernels, 0 nothing any more.

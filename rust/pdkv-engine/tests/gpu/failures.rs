@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
+use pdkv_device::cuda::{DeviceBuffer, Event, Gpu, Stream};
 use pdkv_device::{HostRegion, HugePages};
 use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan};
 
@@ -57,6 +58,34 @@ fn a_gpu_that_is_lost_fails_what_is_under_way_and_is_named_afterwards() {
     );
     eventually("the reason is known before it is tried", || {
         let error = next().unwrap_err();
+        error.kind() == ErrorKind::Unsupported && error.message().contains("GPU `0` can't be used")
+    });
+}
+
+#[test]
+fn a_gpu_that_is_lost_while_nothing_is_under_way_is_named_too() {
+    if !is_here("failures::a_gpu_that_is_lost_while_nothing_is_under_way_is_named_too") {
+        return;
+    }
+    let pair = pair();
+    pull(&pair, &PullOptions::default()).wait(WAIT).unwrap();
+    // By somebody else's kernel, behind which the transfers are to come.
+    let gpu = Gpu::open(0).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let event = Arc::new(Event::new(gpu.context()).unwrap());
+    event.record(&stream).unwrap();
+    let word = DeviceBuffer::new(gpu.context(), 8).unwrap();
+    fail(c"run", 1, 719);
+    word.fill(&stream, 1).unwrap();
+    stream.synchronize().unwrap_err();
+    let export = pair.source.export(table(&[5]), 4, b"", 1, LEASE).unwrap();
+    eventually("the reason is known before it is tried", || {
+        let options = PullOptions {
+            after: Some(Arc::clone(&event)),
+            ..PullOptions::default()
+        };
+        let pulled = pair.target.pull(export.reference(), table(&[1]), &options);
+        let error = pulled.and_then(|transfer| transfer.wait(WAIT)).unwrap_err();
         error.kind() == ErrorKind::Unsupported && error.message().contains("GPU `0` can't be used")
     });
 }

@@ -5,6 +5,7 @@ mod common;
 
 mod failures;
 mod forged;
+mod links;
 mod order;
 mod processes;
 mod ways;

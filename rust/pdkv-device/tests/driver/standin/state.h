@@ -53,6 +53,7 @@ struct Settings {
     int init = setting("PDKV_STANDIN_INIT", 0);       // what cuInit returns
     int devices = setting("PDKV_STANDIN_DEVICES", 2);
     std::string name = text_setting("PDKV_STANDIN_NAME", "Stand-in H200");
+    int multiprocessors = setting("PDKV_STANDIN_MULTIPROCESSORS", 3);
     bool peers = setting("PDKV_STANDIN_PEERS", 1);    // whether devices reach each other
     bool strict = setting("PDKV_STANDIN_STRICT", 0);  // whether addresses are looked up in a context only
     bool vmm = setting("PDKV_STANDIN_VMM", 1);        // whether there is memory that descriptors name

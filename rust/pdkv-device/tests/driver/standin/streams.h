@@ -13,6 +13,9 @@
 
 namespace {
 
+// Lower numbers come first. These are none that anybody would guess.
+constexpr int LOWEST_PRIORITY = 2, HIGHEST_PRIORITY = -3;
+
 struct Stream;
 using StreamPtr = std::shared_ptr<Stream>;
 
@@ -116,13 +119,19 @@ double now_ms() {
 
 }  // namespace
 
-API cuStreamCreate(void **handle, unsigned flags) {
-    CALL_IN_CONTEXT(cuStreamCreate);
+API cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
+    CALL_IN_CONTEXT(cuCtxGetStreamPriorityRange);
+    *lowest = LOWEST_PRIORITY, *highest = HIGHEST_PRIORITY;
+    return 0;
+}
+API cuStreamCreateWithPriority(void **handle, unsigned flags, int priority) {
+    CALL_IN_CONTEXT(cuStreamCreateWithPriority);
     const StreamPtr stream(new Stream{flags, entered.back()->device, 0, 0, {}, false});
     *handle = stream.get();
     streams[*handle] = stream;
     ++alive["streams"];
     if (flags != 1) ++alive["blocking streams"];
+    if (priority < LOWEST_PRIORITY) ++alive["urgent streams"];
     return 0;
 }
 API cuStreamDestroy_v2(void *handle) {

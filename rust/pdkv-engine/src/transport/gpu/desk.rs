@@ -2,14 +2,16 @@
 //! GPU, and nobody but this thread is held up when its driver is slow.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{Cargo, Courier, Gpu, Landed, Reach};
+use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed, Reach};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
+use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
 const SPIN: Duration = Duration::from_micros(50);
@@ -28,6 +30,8 @@ pub(super) struct Order {
 pub(crate) struct Desk {
     gpu: Gpu,
     inner: Arc<Inner>,
+    /// Whether it is known how bytes go best between the host and this GPU, or will never be.
+    measured: AtomicBool,
     /// A forked child has none of the threads.
     process: u32,
 }
@@ -89,6 +93,7 @@ impl Desk {
         let desk = Arc::new(Self {
             gpu: gpu.clone(),
             inner,
+            measured: AtomicBool::new(false),
             process,
         });
         desks.insert(gpu.ordinal(), Arc::downgrade(&desk));
@@ -102,6 +107,24 @@ impl Desk {
     /// Why nothing can be launched, if that is known.
     pub(super) fn broken(&self) -> Option<String> {
         self.inner.book().broken.clone()
+    }
+
+    /// Whether [`measure`](Self::measure) would not wait.
+    pub(super) fn is_measured(&self) -> bool {
+        self.measured.load(Ordering::Relaxed)
+    }
+
+    /// Measures how bytes go best between the host and this GPU, once for the process, in some hundredths of a second: not on the GPU's thread, which
+    /// others wait for. Until it is known a kernel copies.
+    pub(super) fn measure(&self) {
+        if self.is_measured() {
+            return;
+        }
+        let outcome = self.gpu.kernels().and_then(HostPaths::of);
+        // What may come right is tried again by the next transfer.
+        if outcome.as_ref().err().is_none_or(lasts) {
+            self.measured.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Takes an order. Its work reports its own end.

@@ -77,12 +77,16 @@ impl GpuLink {
     fn reach_all(&self, desk: &Desk, work: &Work) -> Result<(Vec<Reach>, Vec<Reach>)> {
         let gpu = desk.gpu();
         let near = |memory| work.shared.gpus.reach(gpu, &work.shared.registry, memory);
-        let near = work.local.iter().map(near).collect::<Result<_>>()?;
+        let near: Vec<_> = work.local.iter().map(near).collect::<Result<_>>()?;
         let stopped = || work.stopped();
         let lent: Vec<_> = work.remote.iter().filter(|region| region.device().is_some()).collect();
         self.borrow_all(gpu, &lent, &stopped)?;
         let far = work.remote.iter().map(|region| self.see(gpu, region, work));
-        Ok((near, far.collect::<Result<_>>()?))
+        let far: Vec<_> = far.collect::<Result<_>>()?;
+        if [&near, &far].into_iter().flatten().any(is_host) {
+            desk.measure();
+        }
+        Ok((near, far))
     }
 
     /// What the GPU sees of a region; waits for its mapping, unless the transfer is to stop.
@@ -146,12 +150,21 @@ impl GpuLink {
     }
 }
 
-/// Whether nobody has to be asked for anything.
-fn is_ready(gpu: &Gpu, work: &Work) -> bool {
-    work.local
-        .iter()
-        .all(|memory| work.shared.gpus.reaches_now(gpu, memory))
-        && work.remote.iter().all(|region| region.views.now(gpu).is_some())
+fn is_host(reach: &Reach) -> bool {
+    matches!(reach, Reach::Host(_))
+}
+
+/// Whether nobody has to be asked for anything, and nothing to be measured.
+fn is_ready(desk: &Desk, work: &Work) -> bool {
+    let (gpu, measured) = (desk.gpu(), desk.is_measured());
+    let mut near = work.local.iter();
+    let mut far = work.remote.iter();
+    near.all(|memory| work.shared.gpus.reaches_now(gpu, memory) && (measured || memory.device().is_some()))
+        && far.all(|region| match region.views.now(gpu) {
+            Some(Ok(reach)) => measured || !is_host(&reach),
+            Some(Err(_)) => true,
+            None => false,
+        })
 }
 
 /// The GPU that copies: the one of our memory, else the one of the peer's.
@@ -213,7 +226,7 @@ impl Link for GpuLink {
             Err(reason) => return work.refuse(Error::new(ErrorKind::Unsupported, "cuda", reason)),
         };
         work.employ(1);
-        if is_ready(desk.gpu(), &work) {
+        if is_ready(&desk, &work) {
             return self.dispatch(&desk, work);
         }
         // The driver takes its time to map and to register, and the peer to answer.
