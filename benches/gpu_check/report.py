@@ -26,6 +26,8 @@ _HOST_COLUMNS = (
     ("block", "block_bytes", "{}"),
     ("direction", "direction", "{}"),
     ("kernel GB/s", "kernel_gb_s", "{:.1f}"),
+    ("few blocks GB/s", "few_gb_s", "{:.1f}"),
+    ("bulk GB/s", "bulk_gb_s", "{:.1f}"),
     ("batch GB/s", "batch_gb_s", "{:.1f}"),
     ("loop GB/s", "loop_gb_s", "{:.1f}"),
     ("limit GB/s", "limit_gb_s", "{:.1f}"),

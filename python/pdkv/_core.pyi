@@ -652,6 +652,7 @@ class CudaLoop:
         dst_pages: Sequence[int] | None = None,
         sums: bool = False,
         bulk: bool = False,
+        most_blocks: int | None = None,
     ) -> CudaCopy: ...
     def plan(
         self,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
-use pdkv_device::cuda::{CopyQueue, Event, Gpu, HostAccess, Stream, has_batch};
+use pdkv_device::cuda::{CopyQueue, Event, Gpu, HostAccess, LINK_BLOCKS, Stream, has_batch};
 use pdkv_device::kernels::{Axis, Entry, Job, Jobs, Lane, Logical, PageTables, Shape, Side, Wishes, launches};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -137,6 +137,7 @@ impl PyCudaLoop {
         facts.set_item("capability", known.capability)?;
         facts.set_item("multiprocessors", known.multiprocessors)?;
         facts.set_item("batched_copies", has_batch(self.0.gpu.context()))?;
+        facts.set_item("link_blocks", LINK_BLOCKS)?;
         Ok(facts)
     }
 
@@ -240,7 +241,7 @@ impl PyCudaLoop {
     }
 
     /// Prepares a copy in the kernels' own terms; `benches/gpu_check/jobs.py` says what they are.
-    #[pyo3(signature = (*, chunk_bytes, src, dst, axes, lanes, num_pages, src_pages=None, dst_pages=None, sums=false, bulk=false))]
+    #[pyo3(signature = (*, chunk_bytes, src, dst, axes, lanes, num_pages, src_pages=None, dst_pages=None, sums=false, bulk=false, most_blocks=None))]
     #[expect(clippy::too_many_arguments, reason = "private to the package")]
     fn job(
         &self,
@@ -255,6 +256,7 @@ impl PyCudaLoop {
         dst_pages: Option<Vec<u32>>,
         sums: bool,
         bulk: bool,
+        most_blocks: Option<u32>,
     ) -> PyResult<PyCudaCopy> {
         let shape = shape(chunk_bytes, [src, dst], axes);
         let logical = (0..).map(|lane: u64| lane * shape.page_bytes());
@@ -275,7 +277,12 @@ impl PyCudaLoop {
         };
         let mut jobs = Jobs::default();
         (jobs.list, jobs.tables) = (vec![job], tables);
-        enter::detached(py, || self.copy_of(jobs, wishes(sums, bulk)))
+        let wishes = Wishes {
+            sums,
+            bulk,
+            most_blocks,
+        };
+        enter::detached(py, || self.copy_of(jobs, wishes))
     }
 
     /// Prepares the copy of a plan; the bases are the addresses of each side's regions.
@@ -291,16 +298,13 @@ impl PyCudaLoop {
         let inner = plan.get().inner();
         enter::detached(plan.py(), move || {
             let jobs = Jobs::of(inner, &src_bases, &dst_bases, Logical::Plan)?;
-            self.copy_of(jobs, wishes(sums, bulk))
+            let wishes = Wishes {
+                sums,
+                bulk,
+                most_blocks: None,
+            };
+            self.copy_of(jobs, wishes)
         })
-    }
-}
-
-fn wishes(sums: bool, bulk: bool) -> Wishes {
-    Wishes {
-        sums,
-        bulk,
-        ..Wishes::default()
     }
 }
 
