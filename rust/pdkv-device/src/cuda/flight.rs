@@ -204,8 +204,9 @@ impl<T> Courier<T> {
             }
             Ok(None) => Sent::Full(cargo),
             Err(error) => {
-                // Nothing of it is under way, so no look would ever find out.
-                self.broken |= lane.queue.is_broken() || is_dead(&error);
+                // Nothing of it is under way, so no look would ever find out. The error may be another GPU's, whose event this one was to wait for.
+                let dead = is_dead(&error) && lane.queue.stream().done().is_err_and(|error| is_dead(&error));
+                self.broken |= lane.queue.is_broken() || dead;
                 Sent::Refused(cargo, error)
             }
         }

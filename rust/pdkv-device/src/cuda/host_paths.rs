@@ -3,7 +3,7 @@
 //! A kernel takes pieces of any size and keeps multiprocessors busy that an LLM engine would like to have; copy engines take none of them, and a
 //! while for each piece. Which is faster for which pieces is measured once for each device of a process.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use pdkv_core::Result;
 
@@ -69,12 +69,31 @@ impl HostPaths {
     /// # Errors
     /// `Device` when the driver fails.
     pub fn of(kernels: &Kernels) -> Result<Self> {
-        // Two at a time would measure each other.
-        static MEASURING: Mutex<()> = Mutex::new(());
-        if let Some(known) = Self::known(kernels) {
-            return Ok(known);
+        match Self::known(kernels) {
+            Some(known) => Ok(known),
+            None => Self::measure_alone(
+                kernels,
+                kernels.measuring().lock().unwrap_or_else(PoisonError::into_inner),
+            ),
         }
-        let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+
+    /// The same; `None` while somebody else measures, who is not waited for.
+    ///
+    /// # Errors
+    /// As [`HostPaths::of`].
+    pub fn try_of(kernels: &Kernels) -> Result<Option<Self>> {
+        if let Some(known) = Self::known(kernels) {
+            return Ok(Some(known));
+        }
+        match kernels.measuring().try_lock() {
+            Ok(alone) => Self::measure_alone(kernels, alone).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Two at a time would measure each other.
+    fn measure_alone(kernels: &Kernels, _alone: MutexGuard<'_, ()>) -> Result<Self> {
         if let Some(known) = Self::known(kernels) {
             return Ok(known);
         }
@@ -117,10 +136,13 @@ impl HostPaths {
             }
             Ok(threshold(&samples))
         };
-        Ok(Self {
+        let found = Self {
             to_device: from(host.address(), device.address())?,
             to_host: from(device.address(), host.address())?,
-        })
+        };
+        // Kept for good, some MiB: freeing would wait for all that an LLM engine has asked of the device, and keep it from asking more.
+        std::mem::forget((queue, events, device, host));
+        Ok(found)
     }
 }
 

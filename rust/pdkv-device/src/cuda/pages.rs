@@ -1,7 +1,7 @@
 //! The kernels of `cuda/`, loaded on a device.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use pdkv_core::Result;
 
@@ -22,6 +22,8 @@ struct Loaded {
     facts: DeviceFacts,
     functions: HashMap<Entry, Function>,
     host_paths: OnceLock<HostPaths>,
+    /// Held while that is measured.
+    measuring: Mutex<()>,
 }
 
 impl Kernels {
@@ -62,6 +64,7 @@ impl Kernels {
             facts,
             functions,
             host_paths: OnceLock::new(),
+            measuring: Mutex::default(),
         })))
     }
 
@@ -91,6 +94,10 @@ impl Kernels {
     /// What was measured between the host and this device.
     pub(super) fn host_paths(&self) -> &OnceLock<HostPaths> {
         &self.0.host_paths
+    }
+
+    pub(super) fn measuring(&self) -> &Mutex<()> {
+        &self.0.measuring
     }
 
     /// The kernel of an entry that was chosen for this device: every one of those was loaded.

@@ -134,6 +134,10 @@ API cuStreamCreateWithPriority(void **handle, unsigned flags, int priority) {
     if (priority < LOWEST_PRIORITY) ++alive["urgent streams"];
     return 0;
 }
+// Not of pdkv's, but of whoever else links the driver.
+API cuStreamCreate(void **handle, unsigned flags) {
+    return cuStreamCreateWithPriority(handle, flags, LOWEST_PRIORITY);
+}
 API cuStreamDestroy_v2(void *handle) {
     CALL_IN_CONTEXT(cuStreamDestroy_v2);
     const auto found = streams.find(handle);

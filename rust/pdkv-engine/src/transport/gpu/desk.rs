@@ -11,7 +11,6 @@ use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed, Reach};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
-use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
 const SPIN: Duration = Duration::from_micros(50);
@@ -30,7 +29,7 @@ pub(super) struct Order {
 pub(crate) struct Desk {
     gpu: Gpu,
     inner: Arc<Inner>,
-    /// Whether it is known how bytes go best between the host and this GPU, or will never be.
+    /// Whether it was tried to measure how bytes go best between the host and this GPU.
     measured: AtomicBool,
     /// A forked child has none of the threads.
     process: u32,
@@ -115,14 +114,14 @@ impl Desk {
     }
 
     /// Measures how bytes go best between the host and this GPU, once for the process, in some hundredths of a second: not on the GPU's thread, which
-    /// others wait for. Until it is known a kernel copies.
+    /// others wait for. Whoever finds it being measured does not wait: what is not known, a kernel copies.
     pub(super) fn measure(&self) {
         if self.is_measured() {
             return;
         }
-        let outcome = self.gpu.kernels().and_then(HostPaths::of);
-        // What may come right is tried again by the next transfer.
-        if outcome.as_ref().err().is_none_or(lasts) {
+        // What fails is not tried again by each transfer, for it takes memory of a GPU that may have none left.
+        let outcome = self.gpu.kernels().and_then(HostPaths::try_of);
+        if !matches!(outcome, Ok(None)) {
             self.measured.store(true, Ordering::Relaxed);
         }
     }
