@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,7 +46,9 @@ def test_every_group_is_given_back(returner):
         producer.until_sent("r")
 
 
-def test_every_rank_is_told(returner):
+@contextmanager
+def two_ranks():
+    """The ranks of one producer, and what they answer to a request that keeps a block of each."""
     with (
         producing("rank-0", ranks={"tp_rank": 0, "tp_size": 2}) as first,
         producing("rank-1", ranks={"tp_rank": 1, "tp_size": 2}) as second,
@@ -54,12 +58,77 @@ def test_every_rank_is_told(returner):
             references = tuple(side.mint([(5,)])[0] for side in (first, second))
             for side in (first, second):
                 side.worker.carry(Work(exports=(ExportOrder("r", references, ((5,),), 3600.0),)))
-            params = params_of(first, references) | {"remote_port": both.port}
-            assert returner.give(params, PATIENCE_S)
-            for side in (first, second):
-                side.until_sent("r")
+            yield (first, second), params_of(first, references) | {"remote_port": both.port}
         finally:
             both.close()
+
+
+def test_every_rank_is_told(returner):
+    with two_ranks() as (ranks, params):
+        assert returner.give(params, PATIENCE_S)
+        for side in ranks:
+            side.until_sent("r")
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_that_can_not_be_told_keeps_no_other_from_being(gone, returner):
+    with two_ranks() as (ranks, params):
+        with producing("earlier") as earlier:
+            params["pdkv"]["references"][gone] = [json.loads(text) for text in earlier.mint([(5,)])[0]]
+        with pytest.raises(ReferenceRestartedError):
+            returner.give(params, PATIENCE_S)
+        ranks[1 - gone].until_sent("r")
+        ranks[gone].look()
+        assert not ranks[gone].sent
+
+
+def test_a_rank_that_is_silent_takes_its_share_of_the_time(returner, monkeypatch):
+    clock = SimpleNamespace(now=100.0, ends=[])
+    monkeypatch.setattr("pdkv.connectors.core.returner.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def silent(directory, references, end):
+        clock.ends.append(end)
+        clock.now = end
+        raise PeerUnreachableError("silent")
+
+    monkeypatch.setattr(returner, "_tell", silent)
+    with producing() as producer:
+        references = producer.mint([(5,)]) * 4
+        with pytest.raises(PeerUnreachableError):
+            returner.give(params_of(producer, references), 8.0)
+    assert clock.ends == [102.0, 104.0, 106.0, 108.0]
+
+
+def test_a_directory_is_asked_once_for_all_ranks_though_it_fails(returner, monkeypatch):
+    asked = []
+
+    def fetch(host, port, timeout_s):
+        asked.append(port)
+        raise PeerUnreachableError("silent")
+
+    monkeypatch.setattr("pdkv.connectors.core.returner.fetch", fetch)
+    with two_ranks() as (ranks, params):
+        with pytest.raises(PeerUnreachableError):
+            returner.give(params, PATIENCE_S)
+        assert asked == [params["remote_port"]]
+        assert not any(side.look().sent for side in ranks)
+
+
+def test_it_goes_where_it_may():
+    with producing() as producer:
+        references, _ = producer.export("r", (3,), lease_s=3600.0)
+        params = params_of(producer, references)
+        for allowed, told in ((["192.0.2.7"], False), (["127.0.0.0/8"], True)):
+            returner = Returner(allowed)
+            try:
+                if told:
+                    assert returner.give(params, PATIENCE_S)
+                    producer.until_sent("r")
+                else:
+                    with pytest.raises(PeerUnreachableError, match="allowed_hosts"):
+                        returner.give(params, PATIENCE_S)
+            finally:
+                returner.close()
 
 
 def test_what_is_not_exported_yet_is_given_back_all_the_same(producer, returner):

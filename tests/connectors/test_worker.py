@@ -27,6 +27,7 @@ from pdkv.connectors.core.work import (
     Work,
 )
 from pdkv.connectors.core.worker import WorkerSide
+from pdkv.engine import Engine
 from pdkv.errors import ConfigError, ReferenceExpiredError, TransferCancelledError
 
 
@@ -462,3 +463,17 @@ def test_a_host_that_is_another_machines_is_said_so():
     with pytest.raises(ConfigError, match="rank `1` can't listen") as raised:
         WorkerSide("w", Settings(host="192.0.2.1", insecure=True), [], tp_rank=1, tp_size=2)
     assert "not supported yet" in raised.value.hint
+
+
+def test_what_is_the_engines_to_know_reaches_it(monkeypatch):
+    told = []
+
+    def engine(name, **how):
+        told.append(how)
+        return Engine(name, **how)
+
+    monkeypatch.setattr("pdkv.connectors.core.worker.Engine", engine)
+    for settings in ({}, {"threads": 3, "transports": ("tcp",), "staging_bytes": 8 << 20}):
+        with consuming(**settings):
+            for name in ("threads", "transports", "staging_bytes"):
+                assert told[-1][name] == settings.get(name)

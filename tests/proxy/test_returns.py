@@ -138,6 +138,42 @@ def test_a_producer_that_is_gone_fails_nobody():
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("host", "settings"),
+    [("192.0.2.7", {}), ("127.0.0.1", {"allowed_hosts": ("192.0.2.7",)}), ("127.0.0.1", {"allowed_hosts": ()})],
+    ids=["of no prefill instance", "not among those that are allowed", "none is allowed"],
+)
+def test_an_answer_leads_the_proxy_to_no_other_host(host, settings, monkeypatch, caplog):
+    caplog.set_level("INFO", "pdkv.proxy")
+    asked = []
+    monkeypatch.setattr("pdkv.connectors.core.returner.fetch", lambda *where: asked.append(where))
+
+    async def main():
+        async with world(**settings) as w:
+            with keeping(w.prefill) as producer:
+                w.prefill[0].params["remote_host"] = host
+                w.decode[0].status = 400
+                assert (await w.ask(PROMPT))[0] == 400
+                await counted(w, FAILED, 1)
+                producer.look()
+                assert producer.sent == []
+
+    run(main)
+    assert not asked
+    assert f"`{host}` is not among `allowed_hosts`" in caplog.text
+
+
+def test_a_host_that_is_allowed_is_gone_to():
+    async def main():
+        async with world(allowed_hosts=("127.0.0.0/8",)) as w:
+            with keeping(w.prefill) as producer:
+                w.decode[0].status = 400
+                assert (await w.ask(PROMPT))[0] == 400
+                await freed(producer)
+
+    run(main)
+
+
 def test_a_client_does_not_wait_for_what_is_given_back():
     async def main():
         async with world() as w:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def settings(**told):
         ({"probe_interval_s": 0.0}, "probe_interval_s"),
         ({"drain_timeout_s": -1.0}, "drain_timeout_s"),
         ({"host": "no such host."}, "no such host."),
+        ({"allowed_hosts": ("10.0.0.0/33",)}, "10.0.0.0/33"),
+        ({"allowed_hosts": ("a", " ")}, "--allowed-hosts"),
     ],
 )
 def test_bad_settings_are_refused_by_name(told, names):
@@ -70,6 +73,33 @@ def test_urls_are_made_plain(text, plain):
     assert settings(decode=(text,)).decode == (plain,)
 
 
+@pytest.mark.parametrize(
+    ("told", "places"),
+    [
+        ({}, ("127.0.0.1", "127.0.0.0/8", "::1", "localhost")),
+        ({"prefill": ("http://192.0.2.7:8100", "http://192.0.2.8:8100")}, ("192.0.2.7", "192.0.2.8")),
+        ({"prefill": ("http://[2001:db8::7]:8100",)}, ("2001:db8::7",)),
+        ({"allowed_hosts": ("node-7", "10.0.0.0/8")}, ("node-7", "10.0.0.0/8")),
+        ({"allowed_hosts": ()}, ()),
+        ({"allowed_hosts": ("node-7", "*")}, None),
+    ],
+)
+def test_where_the_proxy_may_go(told, places):
+    assert settings(**told).places() == places
+
+
+def test_a_prefill_instance_is_known_by_its_name_and_by_its_addresses(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))] * 2
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: found)
+    assert settings(prefill=("http://node-7:8100",)).places() == ("node-7", "192.0.2.7")
+
+    def fail(host, port):
+        raise socket.gaierror("nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert settings(prefill=("http://node-7:8100",)).places() == ("node-7",)
+
+
 def parse(*words):
     parser = argparse.ArgumentParser()
     cli.add_parser(parser.add_subparsers())
@@ -80,8 +110,10 @@ def test_options_become_settings():
     assert cli.settings(parse()) == settings()
     said = "--port 1 --skip-prefill-below 2 --retries 3 --connect-timeout 4 --idle-timeout 0 --probe-interval 6"
     more = "--drain-timeout 7 --max-body 8 --host 0.0.0.0 --insecure --fallback-to-decode --prefill http://h:9"
+    more += " --allowed-hosts 10.0.0.0/8 --allowed-hosts node-7"
     assert cli.settings(parse(*said.split(), *more.split())) == settings(
         prefill=(P, "http://h:9"),
+        allowed_hosts=("10.0.0.0/8", "node-7"),
         port=1,
         skip_prefill_below_tokens=2,
         retries=3,

@@ -49,7 +49,7 @@ class Proxy:
             legs=Legs(settings, metrics),
             prefill=Pool(Role.PREFILL, settings.prefill, metrics),
             decode=Pool(Role.DECODE, settings.decode, metrics),
-            returns=Returns(metrics, settings.connect_timeout_s),
+            returns=Returns(metrics, settings.connect_timeout_s, settings.places()),
         )
         instances = parts.prefill.instances + parts.decode.instances
         self._probes = Probes(parts.legs.session, instances, settings.probe_interval_s)

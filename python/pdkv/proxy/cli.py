@@ -33,6 +33,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=Settings.port, help="0 takes a free one (default %(default)s)")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback, where anybody may ask")
     parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="HOST",
+        help="a host or network (10.0.0.0/8) that a prefill instance's answer may name, to give KV back to that nobody "
+        "fetches, or `*`; may be repeated (default: the hosts of the prefill instances)",
+    )
+    parser.add_argument(
         "--skip-prefill-below",
         type=int,
         default=Settings.skip_prefill_below_tokens,
@@ -98,6 +105,7 @@ def settings(args: argparse.Namespace) -> Settings:
     return Settings(
         prefill=tuple(args.prefill),
         decode=tuple(args.decode),
+        allowed_hosts=None if args.allowed_hosts is None else tuple(args.allowed_hosts),
         host=args.host,
         port=args.port,
         insecure=args.insecure,

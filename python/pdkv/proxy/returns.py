@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -35,14 +35,15 @@ _MOST_WAITING = 1000
 class Returns:
     """Takes parameters back; may be used from one event loop."""
 
-    def __init__(self, metrics: Metrics, timeout_s: float) -> None:
+    def __init__(self, metrics: Metrics, timeout_s: float, allowed: Iterable[str] | None = None) -> None:
         """Starts nothing.
 
         Args:
             metrics: Where to count.
             timeout_s: How long one producer may take; no more than two seconds.
+            allowed: Hosts and networks that parameters may lead to; `None` is any.
         """
-        self._metrics, self._timeout_s = metrics, timeout_s
+        self._metrics, self._timeout_s, self._allowed = metrics, timeout_s, allowed
         self._thread = ThreadPoolExecutor(1, "pdkv-proxy-returns")
         self._returner: Returner | None = None
         self._last: float | None = None
@@ -79,7 +80,7 @@ class Returns:
             if self._returner is None:
                 from pdkv.connectors.core.returner import Returner
 
-                self._returner = Returner()
+                self._returner = Returner(self._allowed)
             if not self._returner.give(params, left):
                 return
         except (PdkvError, OSError) as error:

@@ -1,13 +1,15 @@
-"""What the proxy can be told, checked. Opens nothing and imports no HTTP library; a host name is looked up once."""
+"""What the proxy can be told, checked. Opens nothing and imports no HTTP library; names are looked up at the start."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pdkv.connectors.core.places import LOOPBACK, is_loopback
 from pdkv.errors import ConfigError
 
 _OPERATION = "proxy"
@@ -20,6 +22,8 @@ class Settings:
     Attributes:
         prefill: Base URLs of the prefill instances, without a path.
         decode: Base URLs of the decode instances.
+        allowed_hosts: Hosts and networks to which the proxy goes to give KV back, as answers of prefill instances name
+            them; `"*"` is any. `None` is the hosts of its prefill instances.
         host: Where to listen.
         port: The port, 0 for any free one.
         insecure: Listen beyond loopback although nobody has to say who they are.
@@ -35,6 +39,7 @@ class Settings:
 
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
+    allowed_hosts: tuple[str, ...] | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False
@@ -60,6 +65,8 @@ class Settings:
             if value is not None and not value > 0:
                 raise ConfigError(f"`{name}` is `{value}`, which is no time", operation=_OPERATION)
         _at_least("max_body_bytes", self.max_body_bytes, 1)
+        for host in self.allowed_hosts or ():
+            _check_place(host)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"`{self.port}` is no port", operation=_OPERATION)
         if not self.insecure and not _only_loopback(self.host):
@@ -74,6 +81,31 @@ class Settings:
             "decode": _urls("--decode", self.decode),
         }
         return Settings(**values)
+
+    def places(self) -> tuple[str, ...] | None:
+        """Hosts and networks that the proxy may go to by itself; `None` is any. Looks the instances' names up."""
+        if self.allowed_hosts is not None:
+            return None if "*" in self.allowed_hosts else self.allowed_hosts
+        hosts = [urlsplit(url).hostname or "" for url in self.prefill]
+        for host in tuple(hosts):
+            with suppress(OSError, UnicodeError):
+                hosts += [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+        return (*dict.fromkeys(hosts), *(LOOPBACK if any(map(is_loopback, hosts)) else ()))
+
+
+def _check_place(host: str) -> None:
+    problem = "no host" if not host.strip() else ""
+    if "/" in host:
+        try:
+            ipaddress.ip_network(host, strict=False)
+        except ValueError as error:
+            problem = f"no network: {error}"
+    if problem:
+        raise ConfigError(
+            f"`--allowed-hosts` is `{host}`, which is {problem}",
+            operation=_OPERATION,
+            hint="give a host name, an address, a network such as 10.0.0.0/8, or `*` for any",
+        )
 
 
 def _at_least(name: str, value: float, least: int) -> None:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from pdkv._core import transport_names
 from pdkv.connectors.core.digest import signing_key
+from pdkv.connectors.core.places import LOOPBACK, is_loopback
 from pdkv.errors import ConfigError
 from pdkv.ucx import UcxConfig
 
@@ -24,7 +24,6 @@ __all__ = ["Settings"]
 
 _OPERATION = "connector settings"
 _LAST_PORT = 65535
-_LOOPBACK = ("127.0.0.0/8", "::1", "localhost")
 _SECRET_BYTES = 16
 # NIXL's, which one configuration may have beside pdkv's.
 _NIXLS = frozenset(
@@ -62,6 +61,8 @@ class Settings:
         transports: Ways of moving bytes that may be used; `None` is all that this machine has.
         require: The only transport to use, or `"rdma"`; a pull that can't have it fails. `None` takes the best.
         threads: Copying threads of each rank's engine; `None` lets the engine choose.
+        staging_bytes: Bytes of pinned memory through which the memory of each rank's GPU goes by `tcp`, where nothing
+            touches it directly. 0 refuses to; `None` lets the engine choose.
         kv_lease_duration: Seconds that a producer keeps blocks for a consumer that says nothing. Consumers renew at a
             third of it.
         transfer_timeout: Seconds that a load may take in all, from the order to the last byte.
@@ -80,6 +81,7 @@ class Settings:
     transports: tuple[str, ...] | None = None
     require: str | None = None
     threads: int | None = None
+    staging_bytes: int | None = None
     kv_lease_duration: float = 30.0
     transfer_timeout: float = 60.0
     connect_timeout: float = 5.0
@@ -113,7 +115,7 @@ class Settings:
         """Hosts and networks that may be dialled; `None` is any."""
         if self.allowed_hosts is not None:
             return None if "*" in self.allowed_hosts else self.allowed_hosts
-        return None if self.secret_file is not None else (*_LOOPBACK, self.host)
+        return None if self.secret_file is not None else (*LOOPBACK, self.host)
 
     def signing_key(self) -> bytes | None:
         """What answers are signed with; reads the file.
@@ -181,7 +183,7 @@ class Settings:
             raise _bad("host", host, "give a host name or an address of this machine")
         if self.host in ("0.0.0.0", "::"):
             raise _bad("host", self.host, "consumers are told this host: give the one that they can reach")
-        if not self.insecure and not _is_loopback(self.host):
+        if not self.insecure and not is_loopback(self.host):
             raise _bad(
                 "host",
                 self.host,
@@ -190,6 +192,9 @@ class Settings:
         threads: Any = self.threads
         if threads is not None and (type(threads) is not int or threads < 1):
             raise _bad("threads", threads, "give a number of threads, 1 or more, or leave it out")
+        staging: Any = self.staging_bytes
+        if staging is not None and (type(staging) is not int or not 0 <= staging < 1 << 63):
+            raise _bad("staging_bytes", staging, "give a number of bytes, 0 for none, or leave it out")
         for name in ("require", "model_id", "secret_file"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
@@ -204,13 +209,6 @@ class Settings:
         usable = [*(known if self.transports is None else self.transports), "rdma"]
         if self.require is not None and self.require not in usable:
             raise _bad("require", self.require, f"give one of {_listed(usable)}, or leave it out")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _warn_of_others(others: set[str], known: set[str]) -> None:

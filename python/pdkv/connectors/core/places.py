@@ -13,9 +13,11 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pdkv.connectors.core.shown import shown
 from pdkv.errors import PeerUnreachableError
 
-__all__ = ["Places"]
+__all__ = ["LOOPBACK", "Places", "is_loopback"]
 
 _OPERATION = "dial"
+# This host, as it is called from here.
+LOOPBACK = ("127.0.0.0/8", "::1", "localhost")
 
 
 class Places:
@@ -74,6 +76,14 @@ class Places:
         except ValueError:
             return _name(host) in self._names
         return any(address in network for network in self._networks)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one and reached from here alone, by its name: nothing is looked up."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return _name(host) == "localhost"
 
 
 def _split(told: str) -> tuple[str, int]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdkv.connectors.core.inquiry import fetch
+from pdkv.connectors.core.inquiry import Ranks, fetch
 from pdkv.connectors.core.places import Places
 from pdkv.connectors.core.reading import exports_of
 from pdkv.connectors.core.work import ProducerAddress
 from pdkv.engine import Engine, Peer, Reference
-from pdkv.errors import ReferenceRestartedError, StaleReferenceError
+from pdkv.errors import PdkvError, ReferenceRestartedError, StaleReferenceError
 
 __all__ = ["Returner"]
 
@@ -29,10 +29,14 @@ _MOST_PEERS = 256
 
 
 class Returner:
-    """Everything that one router gives back. Its engine is started when the first is."""
+    """Everything that one router gives back. Its engine is started when the first is.
 
-    def __init__(self) -> None:
-        self._places = Places(None)
+    Args:
+        allowed: Hosts and networks that it may go to, as `Places` takes them; `None` is any.
+    """
+
+    def __init__(self, allowed: Iterable[str] | None = None) -> None:
+        self._places = Places(allowed)
         self._engine: Engine | None = None
         self._peers = dict[str, Peer]()  # by the life of the engine that they reach
 
@@ -43,27 +47,30 @@ class Returner:
 
         Args:
             params: What a producer answered.
-            timeout_s: How long it may take in all.
+            timeout_s: How long it may take in all. A rank that does not answer takes its share of it and no more.
 
         Returns:
             Whether the producer has heard it. `False` if the parameters are not pdkv's.
 
         Raises:
-            PdkvError: The producer, or one of its ranks, can't be told. What it keeps is freed when its lease is over.
+            PdkvError: The producer, or one of its ranks, can't be told; the others have been. What it keeps is freed
+                when its lease is over.
         """
         named = exports_of(params)
         if named is None:
             return False
         producer, ranks = named
         end = time.monotonic() + timeout_s
-        for texts in ranks:
-            references = [Reference.from_json(text) for text in texts]
-            references = [reference for reference in references if reference.num_blocks]
-            if references:
-                peer = self._peer(producer, references[0].incarnation, end)
-                for reference in references:
-                    peer.reject(reference)
-                _await_answer(peer, references[-1], end)
+        directory = _Directory(producer, self._places, end - timeout_s / 2)
+        failure: PdkvError | None = None
+        for at, texts in enumerate(ranks):
+            share = _left(end) / (len(ranks) - at)
+            try:
+                self._tell(directory, tuple(map(Reference.from_json, texts)), time.monotonic() + share)
+            except PdkvError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return True
 
     def close(self) -> None:
@@ -73,11 +80,21 @@ class Returner:
         if engine is not None:
             engine.close()
 
-    def _peer(self, producer: ProducerAddress, incarnation: str, end: float) -> Peer:
+    def _tell(self, directory: _Directory, references: tuple[Reference, ...], end: float) -> None:
+        """Tells one rank."""
+        references = tuple(reference for reference in references if reference.num_blocks)
+        if not references:
+            return
+        peer = self._peer(directory, references[0].incarnation, end)
+        for reference in references:
+            peer.reject(reference)
+        _await_answer(peer, references[-1], end)
+
+    def _peer(self, directory: _Directory, incarnation: str, end: float) -> Peer:
         peer = self._peers.get(incarnation)
         if peer is not None and peer.alive:
             return peer
-        told = fetch(producer.host, producer.port, _left(end))
+        producer, told = directory.producer, directory.ask()
         rank = next((rank for rank in told.ranks if rank.incarnation == incarnation), None)
         if rank is None:
             raise ReferenceRestartedError(
@@ -102,6 +119,31 @@ class Returner:
             )
         self._peers[incarnation] = peer
         return peer
+
+
+class _Directory:
+    """The directory of one producer, asked once for all of its ranks."""
+
+    def __init__(self, producer: ProducerAddress, places: Places, end: float) -> None:
+        self.producer = producer
+        self._places, self._end = places, end
+        self._told: Ranks | PdkvError | None = None
+
+    def ask(self) -> Ranks:
+        """What it tells.
+
+        Raises:
+            PdkvError: It may not be asked, or did not answer.
+        """
+        if self._told is None:
+            try:
+                self._places.check_directory(self.producer.host)
+                self._told = fetch(self.producer.host, self.producer.port, _left(self._end))
+            except PdkvError as error:
+                self._told = error
+        if isinstance(self._told, PdkvError):
+            raise self._told.with_traceback(None)
+        return self._told
 
 
 def _await_answer(peer: Peer, reference: Reference, end: float) -> None:

@@ -164,6 +164,7 @@ def _engine(name: str, settings: Settings, rank: int) -> Engine:
             insecure=settings.insecure,
             lease_s=settings.kv_lease_duration,
             ucx=settings.ucx_config(),
+            staging_bytes=settings.staging_bytes,
         )
     except ConfigError as error:
         if error.operation != "listen":
