@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
-from connectors.sides import DIGEST, producing
+from connectors.sides import DIGEST, PATIENCE_S, producing
 from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.line import Place
 from pdkv.connectors.core.load import Kit
 from pdkv.connectors.core.pulls import Pulls
 from pdkv.connectors.core.stats import Stats
 from pdkv.connectors.core.work import ProducerAddress, PullOrder, Results
-from pdkv.errors import PeerLostError, ReferenceReleasedError, TransferTimeoutError
+from pdkv.errors import PeerLostError, ReferenceReleasedError, ReferenceUnknownError, TransferTimeoutError
 
 PRODUCER = ProducerAddress("p", "127.0.0.1", 1)
 
@@ -49,6 +50,7 @@ class Fakes:
         self.failures = []
         self.declined, self.told = [], []
         self.jobs, self.connected = [], True
+        self.unknown, self.asked = set(), []
         self.fd = None
 
     def completion_fd(self):
@@ -68,6 +70,14 @@ class Fakes:
     def end(self, transfer, error=None, *, quiet=True):
         transfer.error, transfer.quiesced = error, quiet
         self.completed.append(transfer.id)
+
+    def await_cache(self, reference, *, timeout_s=0.0):
+        """What is unknown is known once somebody has waited for it, and the test has looked on."""
+        if timeout_s and reference.num_blocks in self.unknown:
+            self.asked.append(timeout_s)
+            self.unknown.discard(reference.num_blocks)
+            self.meanwhile()
+        return reference.num_blocks not in self.unknown
 
     # The dialler and the declines.
     def ready(self, producer, incarnation):
@@ -194,6 +204,64 @@ def test_a_connection_that_was_just_lost_is_asked_for_again_once(world):
     world.failures = [PeerLostError("gone")]
     world.jobs.pop().run(world)
     assert ended(world) == BAD
+
+
+def test_a_cache_that_is_not_known_yet_is_asked_for_by_the_dialler_and_holds_nobody_up(world):
+    world.unknown = {1, 2}  # of both groups, by the number of their blocks
+    looked = []
+
+    def meanwhile():
+        with ThreadPoolExecutor(1) as llm_engine:
+            looked.append(llm_engine.submit(ended, world).result(timeout=PATIENCE_S))
+
+    world.meanwhile = meanwhile
+    begin(world)
+    assert not world.transfers
+    assert not world.asked
+    world.jobs.pop().run(world)
+    assert looked == [Results(), Results()]
+    assert all(0 < timeout_s <= 5.0 for timeout_s in world.asked)
+    for transfer in world.transfers:
+        world.end(transfer)
+    assert ended(world) == OK
+    begin(world, "d-2")
+    assert len(world.transfers) == 4
+    assert not world.jobs
+
+
+def test_one_that_was_cancelled_while_a_cache_was_asked_for_posts_nothing(world):
+    world.unknown = {2}
+    world.meanwhile = lambda: world.pulls.cancel("d-1")
+    begin(world)
+    world.jobs.pop().run(world)
+    assert not world.transfers
+    assert ended(world) == BAD
+
+
+def test_a_cache_that_the_producer_has_not_fails_the_load(world, monkeypatch):
+    def answer(reference, *, timeout_s=0.0):
+        if timeout_s:
+            raise ReferenceUnknownError("the peer has no such cache")
+        return False
+
+    monkeypatch.setattr(world, "await_cache", answer)
+    begin(world)
+    assert ended(world) == Results()
+    world.jobs.pop().run(world)
+    assert not world.transfers
+    assert ended(world) == BAD
+
+
+def test_a_connection_that_is_found_lost_is_made_again(world, monkeypatch):
+    def lost(reference, *, timeout_s=0.0):
+        raise PeerLostError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world, "await_cache", lost)
+        begin(world)
+    assert not world.transfers
+    world.jobs.pop().run(world)
+    assert len(world.transfers) == 2
 
 
 def test_what_came_too_late_posts_nothing(world):

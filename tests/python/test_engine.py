@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import time
 import weakref
@@ -224,6 +225,24 @@ def test_every_bad_reference_has_its_own_error(pair):
     assert outcome(other.export([1]).reference) is pdkv.HandshakeError  # before anything is asked of the owner
     text = producer.cache.export([1], num_tokens=16).reference.to_json()
     assert outcome(text.replace('"num_tokens":16', '"num_tokens":17')) is pdkv.ReferenceForgedError
+
+
+def test_whether_a_pull_would_wait_can_be_known_before(pair):
+    """A cache that its owner has not told of it may be about to."""
+    producer, consumer = pair
+    reference = producer.cache.export([1]).reference
+    peer = consumer.engine.connect(producer.engine.address)
+    assert peer.await_cache(reference, timeout_s=60)
+    assert peer.await_cache(reference)
+    made_up = json.loads(reference.to_json())
+    made_up = json.dumps(made_up | {"cache": made_up["cache"] + 1000})
+    assert not peer.await_cache(made_up)
+    with pytest.raises(pdkv.ReferenceUnknownError):
+        peer.await_cache(made_up, timeout_s=60)
+    assert not peer.await_cache(made_up)
+    peer.close()
+    with pytest.raises(pdkv.PeerLostError):
+        peer.await_cache(reference)
 
 
 def test_a_failed_transfer_says_why_without_raising(pair):

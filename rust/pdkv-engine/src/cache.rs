@@ -299,14 +299,9 @@ impl KvCache {
         reference: &Reference,
         limit: Duration,
     ) -> Result<(Arc<RemoteCache>, Vec<Arc<crate::remote::RemoteRegion>>)> {
-        let cache = link.cache(&self.shared, reference.cache, limit)?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::ReferenceUnknown,
-                "transfer",
-                format!("the peer `{}` has no cache `{}`", link.remote.name, reference.cache),
-            )
-            .with_hint("the cache was deregistered, or the reference was altered")
-        })?;
+        let cache = link
+            .cache(&self.shared, reference.cache, limit)?
+            .ok_or_else(|| link.no_cache(reference.cache))?;
         check_caches(&self.local.advert(), &cache.advert).map_err(|error| {
             error
                 .with_scope(pdkv_core::Scope::Operation)

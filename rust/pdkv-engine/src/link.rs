@@ -82,6 +82,30 @@ impl PeerLink {
         found.map_or_else(|| self.check_alive().map(|()| None), |cache| Ok(Some(cache)))
     }
 
+    /// Waits, for `limit` at most, until the peer has said whether it has a cache; without any time it looks only. Gives
+    /// whether [`cache`](Self::cache) waits for nobody now.
+    ///
+    /// # Errors
+    /// `ReferenceUnknown` when the peer says that it has none, `TransferTimeout` when it says nothing, `PeerLost`.
+    pub(crate) fn await_cache(&self, shared: &Arc<Shared>, id: CacheId, limit: Duration) -> Result<bool> {
+        self.check_alive()?;
+        if self.remote.is_settled(id) || limit.is_zero() {
+            return Ok(self.remote.is_settled(id));
+        }
+        let limit = limit.min(ANSWER_WAIT);
+        match self.remote.cache(id, limit, |number| self.ask(shared, number))? {
+            Some(_) => Ok(true),
+            None => self.check_alive().and_then(|()| Err(self.no_cache(id))),
+        }
+    }
+
+    /// What to say of a cache that the peer has not.
+    pub(crate) fn no_cache(&self, id: CacheId) -> Error {
+        let text = format!("the peer `{}` has no cache `{id}`", self.remote.name);
+        Error::new(ErrorKind::ReferenceUnknown, "transfer", text)
+            .with_hint("the cache was deregistered, or the reference was altered")
+    }
+
     /// Sends a ping, whose answer comes after whatever the peer has said before it hears it. What came in already is
     /// heard at once, here: on a busy machine the thread that reads may not run for a good while.
     fn ask(&self, shared: &Arc<Shared>, sequence: u64) -> Result<()> {

@@ -290,6 +290,17 @@ impl Peer {
         })
     }
 
+    /// Waits, for `timeout` at most, until the peer has said whether it has the cache that a reference names: a pull or a push
+    /// of a reference whose cache was registered this moment would wait for that in its caller. Without any time it looks and
+    /// asks nobody. Gives whether pulls and pushes wait for nobody now.
+    ///
+    /// # Errors
+    /// `ReferenceUnknown` when the peer says that it has none, `TransferTimeout` when it says nothing, `PeerLost`, `Closed`.
+    pub fn await_cache(&self, reference: &Reference, timeout: Duration) -> Result<bool> {
+        self.shared.check_open("await_cache")?;
+        self.link.await_cache(&self.shared, reference.cache, timeout)
+    }
+
     /// Ends the connection; running transfers with the peer fail. In a forked child it does nothing.
     pub fn close(&self) {
         if !self.shared.at_home() {

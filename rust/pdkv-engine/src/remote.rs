@@ -412,6 +412,12 @@ impl Remote {
         self.find(id.0, wait, ask, |book| book.caches.get(&id).cloned())
     }
 
+    /// Whether [`cache`](Self::cache) answers without asking the peer.
+    pub(crate) fn is_settled(&self, id: CacheId) -> bool {
+        let book = self.book();
+        book.newest >= id.0 || book.gone
+    }
+
     /// The regions of a cache, in the order its layout numbers them. They are in its own advert or an earlier one.
     pub(crate) fn cache_regions(&self, cache: &RemoteCache) -> Result<Vec<Arc<RemoteRegion>>> {
         let book = self.book();

@@ -108,6 +108,19 @@ fn what_a_loop_waits_in_vain_is_bounded_for_each_spell() {
 }
 
 #[test]
+fn whoever_would_ask_can_know_before() {
+    let remote = peer();
+    let settled = |id| remote.is_settled(CacheId(id));
+    assert!(!settled(3), "it would be asked for");
+    assert!(remote.add_region(region(4)));
+    assert!(settled(3), "an id below those that were advertised was withdrawn");
+    assert!(!settled(5));
+    let lost = peer();
+    lost.forget_all();
+    assert!(lost.is_settled(CacheId(1)));
+}
+
+#[test]
 fn a_peer_that_does_not_answer_is_an_error_and_costs_its_callers_one_long_wait() {
     let remote = peer();
     let ask = |wait| {

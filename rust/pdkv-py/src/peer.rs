@@ -1,6 +1,7 @@
 //! A connection to another engine: raw reads and writes, notifications, the links there are.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pdkv_core::id::Incarnation;
 use pdkv_core::{Error, ErrorKind, Result};
@@ -271,6 +272,33 @@ impl PyPeer {
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
         let peer = self.inner.clone();
         enter::interruptible(py, move || peer.renew(&reference, lease, timeout)).map(|left| left.as_secs_f64())
+    }
+
+    /// Waits until the peer has said whether it has the cache that a reference names. A `pull` or `push` of it would wait
+    /// for that in its caller, where the owner has registered the cache this moment or the reference is made up.
+    ///
+    /// Returns:
+    ///     Whether `pull` and `push` will wait for nobody now. With `timeout_s` 0 nobody is asked either.
+    ///
+    /// Raises:
+    ///     ReferenceUnknownError: The peer says that it has no such cache.
+    ///     TransferTimeoutError: It says nothing.
+    ///     PeerLostError: The connection is gone.
+    #[pyo3(signature = (reference, *, timeout_s=0.0))]
+    fn await_cache(
+        &self,
+        py: Python<'_>,
+        reference: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::seconds)] timeout_s: f64,
+    ) -> PyResult<bool> {
+        let reference = reference::read(reference)?;
+        let timeout = enter::duration(py, "timeout_s", timeout_s)?;
+        let known = enter::attached(py, || self.inner.await_cache(&reference, Duration::ZERO))?;
+        if known || timeout.is_zero() {
+            return Ok(known);
+        }
+        let peer = self.inner.clone();
+        enter::interruptible(py, move || peer.await_cache(&reference, timeout))
     }
 
     /// Ends the connection; transfers over it fail. Closing twice is fine.

@@ -120,6 +120,24 @@ class Load:
                 operation=_OPERATION,
             )
 
+    def may_post(self, peer: Peer) -> bool:
+        """Whether posting waits for nobody: the producer has told of its caches.
+
+        Raises:
+            PdkvError: The connection is gone.
+        """
+        return all(peer.await_cache(reference) for reference in self.references if reference.num_blocks)
+
+    def await_caches(self, peer: Peer, timeout_s: float) -> None:
+        """Waits until posting does not.
+
+        Raises:
+            PdkvError: The producer has no such cache, or does not say so in time.
+        """
+        for reference in self.references:
+            if reference.num_blocks:
+                peer.await_cache(reference, timeout_s=timeout_s)
+
     def post(self, peer: Peer, kit: Kit) -> list[Reference]:
         """Posts the transfers; gives the references that it has no use for. Raises with some posted, perhaps.
 

@@ -82,10 +82,10 @@ class Pulls:
                 self._declines.decline(order.producer, load.references)
                 return
             peer = self._dialler.ready(order.producer, load.incarnation)
-            if peer is None:
-                self._dial(load)
-            else:
+            if peer is not None and _may_post(load, peer):
                 self._post(load, peer, again=True)
+            else:
+                self._dial(load)
 
     def refuse(self, refusal: Refusal) -> None:
         """Reports a load as failed that can't even be begun."""
@@ -156,6 +156,12 @@ class Pulls:
         self._dialler.submit(load.order.producer, job, urgent=True)
 
     def _reached(self, load: Load, peer: Peer) -> None:
+        try:
+            # Not under the lock: the producer may have to be asked, and the LLM engine's thread waits for no answer.
+            load.await_caches(peer, min(self._kit.settings.connect_timeout, load.time_left()))
+        except PdkvError as error:
+            self._unreached(load, error)
+            return
         with self._lock:
             if not load.ended:
                 self._post(load, peer, again=False)
@@ -254,6 +260,13 @@ class Pulls:
         if isinstance(error, ReferenceExpiredError):
             stats.count("num_notifications_after_expiry")
         _log.warning("request `%s`: its load failed (%s): %s", shown(load.request_id), error.kind, error.message)
+
+
+def _may_post(load: Load, peer: Peer) -> bool:
+    try:
+        return load.may_post(peer)
+    except PdkvError:
+        return False  # it was lost just now: whoever is there has a right to be asked
 
 
 def _count_transfer(stats: Stats, transfer: Transfer, error: PdkvError | None) -> None:
