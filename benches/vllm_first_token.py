@@ -119,11 +119,16 @@ class Asker:
     def __init__(self, server: Server) -> None:
         self._host = server.url.removeprefix("http://")
 
-    def first(self, prompt: Sequence[int], params: dict[str, Any] | None = None) -> tuple[float, Answer]:
-        """Seconds from before the request is sent until the first token is there, and the answer."""
+    def first(
+        self, prompt: Sequence[int], params: dict[str, Any] | None = None, name: str | None = None
+    ) -> tuple[float, Answer]:
+        """Seconds from before the request is sent until the first token is there, and the answer.
+
+        The server's id of the request has `name` in it, if there is one.
+        """
         body = client.body(prompt, params=params, max_tokens=_ANSWER_TOKENS, stream=True)
         took, tokens, logprobs, finish = None, [], [], None
-        with self._asked(body) as (begun, response):
+        with self._asked(body, name) as (begun, response):
             for line in response:
                 data = line.removeprefix(b"data: ").strip()
                 if not data or data == b"[DONE]":
@@ -149,13 +154,14 @@ class Asker:
         return took, json.loads(text).get("kv_transfer_params")
 
     @contextmanager
-    def _asked(self, body: dict[str, Any]) -> Iterator[tuple[float, http.client.HTTPResponse]]:
+    def _asked(self, body: dict[str, Any], name: str | None = None) -> Iterator[tuple[float, http.client.HTTPResponse]]:
         text = json.dumps(body)
+        headers = {"Content-Type": "application/json"} | ({} if name is None else {"X-Request-Id": name})
         connection = http.client.HTTPConnection(self._host, timeout=client.ANSWER_S)
         try:
             connection.connect()
             begun = time.perf_counter()
-            connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+            connection.request("POST", "/v1/completions", text, headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise AnswerError(f"the server answered {response.status}: {response.read()[:500]!r}")
@@ -198,7 +204,7 @@ def measure(
     """
     block = 2 * tokens + 4096
     arguments = ["--max-model-len", str(tokens + 64), "--max-num-batched-tokens", str(tokens + 64)]
-    arguments += ["--kv-cache-memory-bytes", str(_cache_bytes(model, block))]
+    arguments += ["--kv-cache-memory-bytes", str(cache_bytes(model, block))]
     asked = prompts(requests, tokens, seed)
     warm = prompts(rounds * (len(setups) * _WARM_UPS + 1), tokens, seed + 1)
     alone: list[float] = []
@@ -275,7 +281,7 @@ def _moved(setup: Setup, consumer: Server) -> dict[str, Any]:
     }
 
 
-def _cache_bytes(model: Path, tokens: int) -> int:
+def cache_bytes(model: Path, tokens: int) -> int:
     """Bytes of KV cache for so many tokens."""
     config = json.loads((model / "config.json").read_text())
     return 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * tokens
