@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [path for path in (str(ROOT / "tests"), str(ROOT / "benches")) if path not in sys.path]
 
 # For `vllm_clocked.py`: the variable that names the file of its notes, and what the file beside it has after its name.
-NOTES, SLEEP = "PDKV_TIMELINE", ".sleep"
+NOTES, SLEEP = "BENCH_TIMELINE", ".sleep"
 
 # What UCX does when nobody sets anything, said aloud because the tests' environment says otherwise.
 _UCX_DEFAULTS = {"UCX_TLS": "all", "UCX_NET_DEVICES": "all"}
