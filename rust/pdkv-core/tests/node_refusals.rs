@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{Pair, S, TO_OWNER, identity, outcome, quiesced, remote};
-use pdkv_core::ErrorKind;
-use pdkv_core::node::{Destination, Node, NodeConfig, Outcome, Role, TransferSpec};
+use common::{Pair, S, TO_INITIATOR, TO_OWNER, identity, outcome, quiesced, remote};
+use pdkv_core::node::{Action, Destination, Node, NodeConfig, Outcome, Role, TransferSpec};
 use pdkv_core::reference::{ExportKind, Reference};
+use pdkv_core::wire::Message;
+use pdkv_core::{Error, ErrorKind};
 
 /// Claims and expects the refusal.
 fn refused(pair: &mut Pair, spec: TransferSpec, kind: ErrorKind) {
@@ -124,8 +125,7 @@ fn a_restarted_owner_is_another_one() {
     // The owner itself refuses, even when the initiator does not look.
     pair.owner = Node::new(NodeConfig::default(), identity("prefill", 3));
     let initiator = remote(&pair.initiator);
-    pair.owner
-        .peer_up(pair.now, common::TO_INITIATOR, Role::Owner, initiator);
+    pair.owner.peer_up(pair.now, TO_INITIATOR, Role::Owner, initiator);
     refused(&mut pair, whole(&old), ErrorKind::ReferenceRestarted);
     // And an initiator that has shaken hands with the new life does not even ask.
     let mut fresh = Node::new(NodeConfig::default(), identity("decode", 9));
@@ -179,4 +179,86 @@ fn a_consumer_that_declines_frees_its_slot_once() {
     pair.exchange();
     assert_eq!(pair.owner.live_exports(), 0);
     refused(&mut pair, whole(&reference), ErrorKind::ReferenceUsed);
+}
+
+/// What only whoever owns the memory can know.
+fn moved_away() -> Error {
+    Error::new(ErrorKind::Region, "use GPU memory", "there is other memory now")
+}
+
+#[test]
+fn a_claim_that_its_user_refuses_is_refused_once_and_costs_no_slot() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 1);
+    let transfer = pair.begin(&reference, 0, 4, (0, 2));
+    let Some(Action::Send {
+        message: Message::Claim(claim),
+        ..
+    }) = pair.initiator.poll_action()
+    else {
+        panic!("no claim")
+    };
+    for _ in 0..2 {
+        let claim = Clone::clone(&*claim);
+        pair.owner
+            .refuse_claim(pair.now, TO_INITIATOR, claim, &moved_away())
+            .expect("honest");
+    }
+    let (actions, _) = pair.exchange();
+    let Some(Outcome::Failed { error, destination }) = outcome(&actions, transfer) else {
+        panic!("not refused: {actions:?}")
+    };
+    assert_eq!(
+        (error.kind(), *destination),
+        (ErrorKind::Region, Destination::Untouched)
+    );
+    let stats = pair.owner.stats();
+    assert_eq!((stats.claims_refused, stats.duplicate_claims), (1, 1));
+    pull(&mut pair, &reference);
+    // Only an initiator claims.
+    let error = pair
+        .initiator
+        .refuse_claim(pair.now, TO_OWNER, *claim, &moved_away())
+        .expect_err("claims are made of owners");
+    assert_eq!(error.kind(), ErrorKind::Handshake);
+}
+
+#[test]
+fn a_claim_that_is_spoilt_fails_at_its_fence() {
+    for kind in [ExportKind::Export, ExportKind::Offer] {
+        let mut pair = Pair::new();
+        let reference = pair.export(kind, 4, 2, 1);
+        let transfer = pair.begin(&reference, 0, 4, (0, 2));
+        pair.exchange();
+        pair.owner.spoil(TO_INITIATOR, transfer, &moved_away());
+        let (actions, _) = pair.exchange();
+        assert!(outcome(&actions, transfer).is_none(), "told before it asks");
+        pair.initiator.moved(pair.now, transfer, Ok(1));
+        let (actions, _) = pair.exchange();
+        let Some(Outcome::Failed { error, destination }) = outcome(&actions, transfer) else {
+            panic!("the fence let it pass: {actions:?}")
+        };
+        assert_eq!((error.kind(), *destination), (ErrorKind::Region, Destination::Invalid));
+        assert!(quiesced(&actions, transfer));
+        assert_eq!(pair.owner.live_claims(), 0);
+        assert_eq!(pair.owner.stats().fences_refused, 1);
+        // What is not there is not spoilt.
+        pair.owner.spoil(TO_INITIATOR, transfer, &moved_away());
+    }
+}
+
+#[test]
+fn a_claim_that_is_taken_back_ends_at_once() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 1);
+    let transfer = pair.begin(&reference, 0, 4, (0, 2));
+    pair.exchange();
+    pair.owner.take_back(pair.now, TO_INITIATOR, transfer, &moved_away());
+    let (actions, _) = pair.exchange();
+    let Some(Outcome::Failed { error, .. }) = outcome(&actions, transfer) else {
+        panic!("not told: {actions:?}")
+    };
+    assert_eq!(error.kind(), ErrorKind::Region);
+    pair.owner.take_back(pair.now, TO_INITIATOR, transfer, &moved_away());
+    assert_eq!(pair.owner.stats().claims_revoked, 1);
 }

@@ -154,9 +154,7 @@ impl KvCache {
         self.shared.check_open("export")?;
         self.shared.registry.cache(self.local.id)?;
         spec.blocks.validate(self.local.layout.num_blocks())?;
-        // Peers map what was there when it was registered.
-        let mut devices = self.local.memory.iter().filter_map(Memory::device);
-        devices.try_for_each(|region| region.still_there())?;
+        self.local.still_there()?;
         let room = spec.blocks.len() as u64 * u64::from(self.local.layout.block_tokens());
         if spec.num_tokens > room {
             return Err(Error::new(
@@ -233,6 +231,7 @@ impl KvCache {
         };
         check_incarnation(&link, reference)?;
         link.check_alive()?;
+        self.local.still_there()?;
         let count = check_range(reference, &blocks, options.first_block)?;
         let (remote_cache, remote) = self.remote_cache(&link, reference, options.timeout)?;
         let total_layers = self.local.layout.num_layers();

@@ -18,6 +18,7 @@ use pdkv_core::shard::Shard;
 use pdkv_core::wire::{Advertise, Withdraw};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
+use pdkv_device::cuda::Witnesses;
 
 use crate::cache::KvCache;
 use crate::clock::Clock;
@@ -236,6 +237,7 @@ impl Engine {
         }
         let fingerprint = fingerprint(model, &layout, &shard);
         let offered: Vec<Offered> = memory.iter().cloned().map(Into::into).collect();
+        let movable = Witnesses::of(memory.iter().filter_map(Memory::device)).into();
         let local = self.shared().announce("register_kv_cache", |registry| {
             let names = (0..).map(|index| format!("kv.{index}"));
             let regions: Vec<_> = offered
@@ -251,6 +253,7 @@ impl Engine {
                 memory,
                 shard,
                 model: model.to_owned(),
+                movable,
             });
             let regions = regions.iter().map(|region| region.advert()).collect();
             let caches = vec![local.advert()];

@@ -2,17 +2,18 @@
 //! the driver's, or a descriptor that rides beside it. What the driver maps is then checked against what the owner says of it;
 //! nothing said here is an address.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pdkv_core::id::{PeerKey, RegionId};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::{DeviceMapping, DeviceRegion, Gpu, Handle, Laying, SharedExtent};
 
-use crate::local::{Ask, FDS, LocalDoor, MAX_WANTED, broken, receive, refuse, send, word};
+use crate::local::{Ask, FDS, LocalDoor, asked_for, refuse, send, word};
+use crate::reply::Reply;
 use crate::shared::Shared;
 
 /// What comes before a group of extents: the region's id, how many there are, and the bytes of the reason when there are none.
@@ -21,20 +22,13 @@ const HEAD: usize = 24;
 const EXTENT: usize = 104;
 /// The id that ends an answer.
 const END: u64 = u64::MAX;
-/// How long an answer may take, and how much longer for each extent that has come.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How much longer an answer may take for each extent that has come.
 const EXTENT_PATIENCE: Duration = Duration::from_millis(1);
-/// How long one look at the socket takes at most.
-const SLICE: Duration = Duration::from_millis(50);
 /// Bytes of a reason.
 const MAX_REASON: usize = 1 << 10;
 
-/// An answer that is being read, all of it by one deadline, which grows with what has come.
-struct Answer<'a> {
-    stream: UnixStream,
-    deadline: Instant,
-    stopped: &'a dyn Fn() -> bool,
-}
+/// An answer of whoever lends, which is being read.
+struct Answer<'a>(Reply<'a>);
 
 impl LocalDoor {
     /// Borrows regions of the peer's GPUs for one of ours; says of each, once, what came of it.
@@ -49,18 +43,7 @@ impl LocalDoor {
         stopped: &dyn Fn() -> bool,
         mut settle: impl FnMut(RegionId, Result<Arc<DeviceMapping>>),
     ) -> Result<()> {
-        let stream = self.open(Ask::Lend)?;
-        let mut question = Vec::with_capacity(4 + wanted.len() * 8);
-        question.extend_from_slice(&(wanted.len() as u32).to_le_bytes());
-        for (id, _) in wanted {
-            question.extend_from_slice(&id.0.to_le_bytes());
-        }
-        send(&stream, &question)?;
-        let mut answer = Answer {
-            stream,
-            deadline: Instant::now() + PATIENCE,
-            stopped,
-        };
+        let mut answer = Answer(self.question(Ask::Lend, wanted, stopped)?);
         let mut sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
         loop {
             let head = answer.head()?;
@@ -110,7 +93,7 @@ impl Answer<'_> {
             if reached >= size {
                 return Ok(laying.finish());
             }
-            self.deadline += EXTENT_PATIENCE * head.count as u32;
+            self.0.bear_with(EXTENT_PATIENCE * head.count as u32);
             head = self.head()?;
             if head.id != id {
                 return Err(refuse("a region came before the one before it was whole"));
@@ -120,13 +103,13 @@ impl Answer<'_> {
 
     fn head(&mut self) -> Result<Head> {
         let mut head = [0; HEAD];
-        self.receive(&mut head)?;
+        self.0.fill(&mut head)?;
         let (count, reason) = (word(&head, 8) as usize, word(&head, 16) as usize);
         if count > FDS || reason > MAX_REASON {
             return Err(refuse("a group of extents is too large"));
         }
         let mut text = vec![0; reason];
-        self.receive(&mut text)?;
+        self.0.fill(&mut text)?;
         Ok(Head {
             id: word(&head, 0),
             count,
@@ -136,41 +119,13 @@ impl Answer<'_> {
 
     fn extents(&mut self, count: usize) -> Result<Vec<SharedExtent>> {
         let mut raw = vec![0; count * EXTENT];
-        let mut fds = self.receive(&mut raw)?.into_iter();
+        let mut fds = self.0.fill(&mut raw)?.into_iter();
         let extents = raw.chunks_exact(EXTENT).map(|entry| decode(entry, &mut fds));
         let extents = extents.collect::<Result<Vec<_>>>()?;
         if fds.next().is_some() {
             return Err(refuse("descriptors and extents don't match"));
         }
         Ok(extents)
-    }
-
-    /// Fills `bytes`; returns the descriptors that came with them.
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<Vec<OwnedFd>> {
-        let (mut have, mut fds) = (0, Vec::new());
-        while have < bytes.len() {
-            if (self.stopped)() {
-                return Err(Error::new(
-                    ErrorKind::TransferCancelled,
-                    "cuda",
-                    "stopped while mapping",
-                ));
-            }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let text = "the peer was too slow in handing out names";
-                return Err(Error::new(ErrorKind::PeerLost, "local socket", text));
-            }
-            self.stream.set_read_timeout(Some(left.min(SLICE))).map_err(broken)?;
-            let piece = pdkv_device::recv_fds(self.stream.as_fd(), &mut bytes[have..], FDS)?;
-            let Some((count, more)) = piece else { continue };
-            have += count;
-            fds.extend(more);
-            if fds.len() > FDS {
-                return Err(refuse("descriptors and extents don't match"));
-            }
-        }
-        Ok(fds)
     }
 }
 
@@ -210,17 +165,7 @@ fn encode(extent: &SharedExtent, out: &mut Vec<u8>) {
 
 /// Lends the regions of our GPUs that the peer asks for.
 pub(crate) fn lend(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
-    let mut count = [0; 4];
-    receive(stream, &mut count)?;
-    let count = u32::from_le_bytes(count) as usize;
-    if count > MAX_WANTED {
-        return Err(refuse("too many regions are asked for"));
-    }
-    let mut ids = vec![0; count * 8];
-    receive(stream, &mut ids)?;
-    // Each once, however often it is named.
-    let ids: BTreeSet<_> = ids.chunks_exact(8).map(|id| RegionId(word(id, 0))).collect();
-    for id in ids {
+    for id in asked_for(stream)? {
         let Ok(region) = shared.registry.region_for(peer, id) else {
             continue;
         };
@@ -233,6 +178,10 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
     let Some(region) = region else {
         return send_head(stream, id.0, 0, "it is memory of the host");
     };
+    // Names are of what is there now.
+    if let Err(error) = region.still_there() {
+        return send_head(stream, id.0, 0, error.message());
+    }
     let mut offset = 0;
     while offset < region.len() {
         // Exported for each who asks, a group at a time: descriptors that nobody takes are not kept.

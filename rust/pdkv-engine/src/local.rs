@@ -4,7 +4,7 @@
 //! The socket's name is abstract and random, the kernel vouches for the user at the other end, and
 //! the session token (told over the control channel) vouches for the session.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -18,6 +18,7 @@ use pdkv_device::HostRegion;
 
 use crate::lend::lend;
 use crate::remote::Mapped;
+use crate::reply::Reply;
 use crate::shared::Shared;
 use crate::suspect::Writer;
 use crate::transport::tcp::{Socket, serve_stream};
@@ -27,7 +28,7 @@ const HELLO: usize = 24;
 /// Descriptors in one message; the kernel allows 253.
 pub(crate) const FDS: usize = 64;
 /// Regions one question may name.
-pub(crate) const MAX_WANTED: usize = 1 << 16;
+const MAX_WANTED: usize = 1 << 16;
 /// An entry of an answer: region, where in it the shared part begins, how long that is, and where in
 /// the descriptor it begins.
 const ENTRY: usize = 32;
@@ -96,21 +97,31 @@ impl LocalDoor {
         Ok(self.open(Ask::Stream)?.into())
     }
 
-    /// Maps the shared parts of these regions, populated, ready to read and write.
-    pub(crate) fn map(&self, wanted: &[(RegionId, u64)]) -> Result<Vec<(RegionId, Mapped)>> {
-        let stream = self.open(Ask::Regions)?;
+    /// Asks for regions; the answer is yet to be read.
+    pub(crate) fn question<'a>(
+        &self,
+        ask: Ask,
+        wanted: &[(RegionId, u64)],
+        stopped: &'a dyn Fn() -> bool,
+    ) -> Result<Reply<'a>> {
+        let stream = self.open(ask)?;
         let mut question = Vec::with_capacity(4 + wanted.len() * 8);
         question.extend_from_slice(&(wanted.len() as u32).to_le_bytes());
         for (id, _) in wanted {
             question.extend_from_slice(&id.0.to_le_bytes());
         }
         send(&stream, &question)?;
+        Ok(Reply::new(stream, stopped))
+    }
+
+    /// Maps the shared parts of these regions, populated, ready to read and write.
+    pub(crate) fn map(&self, wanted: &[(RegionId, u64)]) -> Result<Vec<(RegionId, Mapped)>> {
+        let mut reply = self.question(Ask::Regions, wanted, &|| false)?;
         let mut sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
         let mut found = Vec::with_capacity(wanted.len());
         let mut answer = vec![0; FDS * ENTRY];
         loop {
-            let piece = pdkv_device::recv_fds(stream.as_fd(), &mut answer, FDS)?;
-            let (count, fds) = piece.ok_or_else(|| refuse("the peer stalled while handing out descriptors"))?;
+            let (count, fds) = reply.piece(&mut answer)?;
             if answer[..count] == END {
                 break;
             }
@@ -167,7 +178,11 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
     }
 }
 
-fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
+/// The regions that a peer asks for, each once, however often it is named.
+///
+/// # Errors
+/// `Handshake` when they are too many, `PeerLost` when it does not say in time.
+pub(crate) fn asked_for(stream: &UnixStream) -> Result<BTreeSet<RegionId>> {
     let mut count = [0; 4];
     receive(stream, &mut count)?;
     let count = u32::from_le_bytes(count) as usize;
@@ -176,9 +191,13 @@ fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<(
     }
     let mut ids = vec![0; count * 8];
     receive(stream, &mut ids)?;
-    let regions: Vec<_> = ids
-        .chunks_exact(8)
-        .filter_map(|id| shared.registry.region_for(peer, RegionId(word(id, 0))).ok())
+    Ok(ids.chunks_exact(8).map(|id| RegionId(word(id, 0))).collect())
+}
+
+fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
+    let regions: Vec<_> = asked_for(stream)?
+        .into_iter()
+        .filter_map(|id| shared.registry.region_for(peer, id).ok())
         .collect();
     let parts: Vec<_> = regions
         .iter()
@@ -210,7 +229,7 @@ pub(crate) fn send(mut stream: &UnixStream, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes).map_err(broken)
 }
 
-pub(crate) fn receive(mut stream: &UnixStream, bytes: &mut [u8]) -> Result<()> {
+fn receive(mut stream: &UnixStream, bytes: &mut [u8]) -> Result<()> {
     stream.read_exact(bytes).map_err(broken)
 }
 

@@ -43,6 +43,8 @@ pub(crate) fn post(
     here: Table<Memory>,
     there: Table<Arc<RemoteRegion>>,
 ) -> Result<Transfer> {
+    let mut ours = here.regions.iter().filter_map(Memory::device);
+    ours.try_for_each(|region| region.still_there())?;
     let need = Need {
         wish: Wish {
             require: order.require,

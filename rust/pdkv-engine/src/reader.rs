@@ -157,6 +157,17 @@ impl Reader {
     }
 
     fn hand_over(&self, shared: &Arc<Shared>, message: Message) -> Result<bool> {
+        match message {
+            Message::Claim(claim) if shared.registry.may_move() => crate::fence::claim(shared, self.key, *claim),
+            Message::Done(done) if shared.registry.may_move() && crate::fence::is_slow(shared, self.key, &done) => {
+                crate::fence::done(shared, self.key, done);
+                Ok(true)
+            }
+            message => self.tell(shared, message),
+        }
+    }
+
+    fn tell(&self, shared: &Arc<Shared>, message: Message) -> Result<bool> {
         shared.drive(|state, now| {
             let Some(entry) = state.peers.get(&self.key) else {
                 return Ok(false);

@@ -1,14 +1,15 @@
 //! The memory this engine offers: regions and caches with ids that are never used twice.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use pdkv_core::id::{CacheId, PeerKey, RegionId};
 use pdkv_core::layout::KvLayout;
 use pdkv_core::shard::Shard;
 use pdkv_core::wire::{CacheAdvert, DeviceAdvert, RegionAdvert, SharedExtent};
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::Witnesses;
 use pdkv_device::{HostRegion, Memory};
 
 /// Memory that is about to be registered, and what peers are to be told of it: found out before anybody's lock is taken, for
@@ -49,11 +50,57 @@ pub(crate) struct LocalCache {
     pub(crate) shard: Shard,
     pub(crate) model: String,
     pub(crate) fingerprint: [u8; 32],
+    pub(crate) movable: Movable,
+}
+
+/// What tells whether an allocator has put other memory of a GPU where a cache was registered.
+#[derive(Default)]
+pub(crate) struct Movable {
+    witnesses: Witnesses,
+    /// What was found; it does not come back.
+    moved: OnceLock<Error>,
+}
+
+impl From<Witnesses> for Movable {
+    fn from(witnesses: Witnesses) -> Self {
+        Self {
+            witnesses,
+            moved: OnceLock::new(),
+        }
+    }
+}
+
+impl Movable {
+    /// Whether an allocator of somebody else's has it.
+    pub(crate) fn may_move(&self) -> bool {
+        !self.witnesses.is_empty()
+    }
+
+    /// What is known without asking the driver.
+    pub(crate) fn moved(&self) -> Option<&Error> {
+        self.moved.get()
+    }
+
+    fn still_there(&self) -> Result<()> {
+        if let Some(error) = self.moved() {
+            return Err(error.clone());
+        }
+        let found = self.witnesses.still_there();
+        if let Err(error) = &found
+            && error.kind() == ErrorKind::Region
+        {
+            // Somebody else may have found it, too.
+            let _ = self.moved.set(error.clone());
+        }
+        found
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Registry {
     next: AtomicU64,
+    /// Whether there has been a cache whose memory an allocator may move.
+    movable: AtomicBool,
     book: RwLock<Book>,
 }
 
@@ -97,6 +144,9 @@ impl Registry {
 
     pub(crate) fn add_cache(&self, make: impl FnOnce(CacheId) -> LocalCache) -> Arc<LocalCache> {
         let cache = Arc::new(make(CacheId(self.id())));
+        if cache.movable.may_move() {
+            self.movable.store(true, Ordering::Release);
+        }
         self.book
             .write()
             .expect("no holder panics")
@@ -148,6 +198,11 @@ impl Registry {
             .get(&id)
             .cloned()
             .ok_or_else(|| unknown("cache", id.0))
+    }
+
+    /// Whether the memory of any cache may be another than was registered.
+    pub(crate) fn may_move(&self) -> bool {
+        self.movable.load(Ordering::Acquire)
     }
 
     /// Whether any region is this memory of the host.
@@ -225,6 +280,14 @@ impl LocalRegion {
 }
 
 impl LocalCache {
+    /// Whether its memory is the one that was registered; peers map what was there then. Asks the driver, which may be slow.
+    ///
+    /// # Errors
+    /// `Region` when an allocator has put other memory there, `Device` when the driver fails.
+    pub(crate) fn still_there(&self) -> Result<()> {
+        self.movable.still_there()
+    }
+
     pub(crate) fn advert(&self) -> CacheAdvert {
         CacheAdvert {
             id: self.id,

@@ -163,16 +163,43 @@ impl Node {
         Ok(())
     }
 
-    fn on_claim(&mut self, now: Now, peer: PeerKey, claim: Claim) -> Result<()> {
-        let transfer = claim.transfer;
+    /// Refuses a claim that came in, whatever the node would say of it, for a reason that only its user can know.
+    ///
+    /// # Errors
+    /// As [`handle`](Self::handle).
+    pub fn refuse_claim(&mut self, now: Now, peer: PeerKey, claim: Claim, error: &Error) -> Result<()> {
+        match self.heard_from(now, peer) {
+            None => self.stats.messages_after_down += 1,
+            Some(Role::Initiator) => return Err(misplaced(&Message::Claim(Box::new(claim)))),
+            Some(Role::Owner) if self.is_new(peer, claim.transfer) => self.refuse(peer, claim.transfer, error),
+            Some(Role::Owner) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes a claim back, for a reason that only the node's user can know. Of one that has ended nothing is said.
+    pub fn take_back(&mut self, now: Now, peer: PeerKey, transfer: TransferId, error: &Error) {
+        self.revoke(now, peer, transfer, error);
+    }
+
+    /// Whether a claim is none that came before; notes it.
+    fn is_new(&mut self, peer: PeerKey, transfer: TransferId) -> bool {
         let Some(record) = self.peers.get_mut(&peer) else {
-            return Ok(());
+            return false;
         };
         if record.highest_claim.is_some_and(|highest| transfer <= highest) {
             self.stats.duplicate_claims += 1;
-            return Ok(());
+            return false;
         }
         record.highest_claim = Some(transfer);
+        true
+    }
+
+    fn on_claim(&mut self, now: Now, peer: PeerKey, claim: Claim) -> Result<()> {
+        let transfer = claim.transfer;
+        if !self.is_new(peer, transfer) {
+            return Ok(());
+        }
         if claim.first_block.checked_add(claim.num_blocks).is_none()
             || claim.first_layer.checked_add(claim.num_layers).is_none()
         {

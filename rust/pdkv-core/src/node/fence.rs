@@ -10,6 +10,19 @@ use crate::id::{PeerKey, TransferId};
 use crate::wire::{Ack, ClaimStatus, Fault, Message, Nack, StatusReply};
 
 impl Node {
+    /// Makes the fence of a claim fail, for a reason that only the node's user can know. The initiator hears of it as the answer to its
+    /// `Done`; with [`take_back`](Self::take_back) at once.
+    pub fn spoil(&mut self, peer: PeerKey, transfer: TransferId, error: &Error) {
+        let Some(record) = self.claims.get_mut(&(peer, transfer)) else {
+            return;
+        };
+        if record.revoked.is_none() {
+            record.revoked = Some(error.clone());
+            record.view.revoked = true;
+            self.actions.push_back(Action::ServeStop { peer, transfer });
+        }
+    }
+
     pub(super) fn on_done(&mut self, peer: PeerKey, transfer: TransferId) {
         let key = (peer, transfer);
         let Some(record) = self.claims.get_mut(&key) else {

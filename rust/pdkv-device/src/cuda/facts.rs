@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::context::Context;
+use super::context::{Context, Entered};
 use super::driver::{self, Driver};
 use super::numbers as n;
 
@@ -31,16 +31,26 @@ pub(super) fn raw(address: u64, attribute: c_int) -> Result<Option<u64>, c_int> 
     }
 }
 
-/// A number that no other memory of this process has, nor had; `None` where the driver gives none.
-pub(super) fn identity(context: &Context, address: u64) -> Option<u64> {
+/// A number that no other memory of this process has, nor had; `None` where the driver gives none. The caller has entered the context.
+///
+/// # Errors
+/// `Device` when the driver fails.
+pub(super) fn identity(context: &Context, _entered: &Entered<'_>, address: u64) -> Result<Option<u64>> {
     let ask = context.functions().cuPointerGetAttribute;
-    let _entered = context.enter().ok()?;
-    let of = |attribute| {
+    for attribute in [
+        n::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID,
+        n::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+    ] {
         let mut id = 0_u64;
         // SAFETY: a word of ours, as wide as either attribute; the address is only looked up.
-        (unsafe { ask((&raw mut id).cast(), attribute, address) } == 0).then_some(id)
-    };
-    of(n::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID).or_else(|| of(n::CU_POINTER_ATTRIBUTE_BUFFER_ID))
+        match unsafe { ask((&raw mut id).cast(), attribute, address) } {
+            0 => return Ok(Some(id)),
+            // No memory of the driver's, or no attribute of this driver's.
+            n::CUDA_ERROR_INVALID_VALUE => {}
+            status => return Err(failed(address, status)),
+        }
+    }
+    Ok(None)
 }
 
 /// The same where a driver wants to be asked in a context: in those that the process has. Without any nobody has memory.

@@ -38,6 +38,7 @@ mod staging;
 mod stream;
 mod verdict;
 mod vmm;
+mod witness;
 
 use pdkv_core::Result;
 
@@ -62,6 +63,7 @@ pub use region::DeviceRegion;
 pub use share::{Handle, SharedExtent};
 pub use staging::{Stage, Staging};
 pub use stream::{Event, Stream};
+pub use witness::Witnesses;
 
 /// What a look for the driver found.
 #[derive(Clone, Debug, PartialEq, Eq)]

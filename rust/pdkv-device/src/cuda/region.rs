@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::facts::{MemoryKind, allocation_of, identity, pointer_facts};
+use super::facts::{MemoryKind, allocation_of, pointer_facts};
 use super::gpu::{Gpu, managed};
 use super::mapping::DeviceMapping;
 use super::memory::{DeviceBuffer, fill, get, put};
 use super::verdict::is_dead;
 use super::vmm::{self, Reservation};
+use super::witness::{self, Witness};
 use crate::range::{check_inside, check_range};
 
 /// GPU memory with a stable address and length; shared as `Arc<DeviceRegion>`.
@@ -24,7 +25,7 @@ pub struct DeviceRegion {
     backing: Backing,
     reached: Reached,
     /// Of somebody else's memory: some of its addresses, and which memory was there.
-    witnesses: Vec<(u64, Option<u64>)>,
+    witnesses: Vec<Witness>,
 }
 
 /// Other GPUs, by their numbers, that were given access, and why they could not be.
@@ -66,8 +67,6 @@ pub(super) struct Piece {
     pub(super) ipc: bool,
 }
 
-/// More allocations than this under one region are looked at here and there.
-const MOST_WITNESSES: usize = 16;
 /// Memory is shared by whole allocations: one of ours holds nobody else's bytes.
 const OWN_GRAIN: u64 = 2 << 20;
 
@@ -107,10 +106,7 @@ impl DeviceRegion {
     /// The memory must stay allocated until `keep` is dropped.
     pub unsafe fn from_raw(gpu: &Gpu, address: u64, len: u64, keep: Box<dyn Any + Send + Sync>) -> Result<Arc<Self>> {
         let pieces = pieces(gpu, address, len, usize::MAX)?;
-        let every = pieces.len().div_ceil(MOST_WITNESSES);
-        let witnesses = pieces.iter().step_by(every);
-        let witnesses = witnesses.map(|piece| (piece.base, identity(gpu.context(), piece.base)));
-        let witnesses = witnesses.collect();
+        let witnesses = witness::witnesses(gpu.context(), &pieces)?;
         Ok(Arc::new(Self {
             gpu: gpu.clone(),
             address,
@@ -184,23 +180,21 @@ impl DeviceRegion {
         }
     }
 
-    /// Whether the memory is still the one that was registered. An allocator may put other memory at the same addresses (vLLM's sleep mode), and
-    /// then a peer's mapping shows what was there before.
+    /// Whether the memory is still the one that was registered. Of several regions it is asked once, of
+    /// [`Witnesses`](super::Witnesses).
     ///
     /// # Errors
-    /// `Region` when it is not.
+    /// `Region` when it is not, `Device` when the driver fails.
     pub fn still_there(&self) -> Result<()> {
-        if let Backing::Whole(whole) = &self.backing {
-            return whole.still_there();
+        witness::check(self.gpu.context(), self.witnesses())
+    }
+
+    /// Some of its addresses, and which memory was there; of memory of pdkv's own none.
+    pub(super) fn witnesses(&self) -> &[Witness] {
+        match &self.backing {
+            Backing::Whole(whole) => whole.witnesses(),
+            _ => &self.witnesses,
         }
-        for &(address, was) in &self.witnesses {
-            if identity(self.gpu.context(), address) != was {
-                let message = format!("there is other memory at `{address:#x}` than when it was registered");
-                return Err(Error::new(ErrorKind::Region, "use GPU memory", message)
-                    .with_hint("register the cache anew after its allocator has moved it"));
-            }
-        }
-        Ok(())
     }
 
     /// Makes the memory one that the kernels of a GPU reach.

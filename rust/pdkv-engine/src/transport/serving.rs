@@ -13,6 +13,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
 use super::request::{Request, Target, Verb, WireSpan};
+use crate::registry::LocalCache;
 use crate::shared::Shared;
 
 /// A granted claim as it is served.
@@ -20,6 +21,7 @@ pub(crate) struct Serving {
     pub(crate) kind: ExportKind,
     pub(crate) walk: PageWalk,
     pub(crate) regions: Vec<Memory>,
+    cache: Arc<LocalCache>,
     /// The claim is over: stop touching memory.
     pub(crate) ended: AtomicBool,
 }
@@ -42,6 +44,7 @@ impl Serving {
             kind: view.kind,
             walk,
             regions: cache.memory.clone(),
+            cache,
             ended: AtomicBool::new(false),
         })
     }
@@ -122,6 +125,7 @@ impl Permit {
             );
             return Err(refuse(ErrorKind::Layout, text));
         }
+        serving.cache.still_there()?;
         let started = shared.drive(|state, _| {
             let view = state.node.serve_started(peer, transfer);
             view.ok_or_else(|| state.node.why_ended(peer, transfer))
@@ -150,6 +154,8 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let report = std::mem::replace(&mut self.report, Ok(()));
+        // What was touched under the allocator's hands is nobody's block.
+        let report = report.and_then(|()| self.serving.cache.still_there());
         let (peer, transfer) = (self.peer, self.transfer);
         self.shared
             .drive(|state, now| state.node.serve_ended(now, peer, transfer, report));
@@ -166,8 +172,13 @@ pub(crate) type Place = (Memory, u64, u64);
 pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u64) -> Result<Vec<Place>> {
     let mut found = Vec::with_capacity(raw.len() / WireSpan::SIZE);
     let mut bytes = 0_u64;
+    let mut looked_at = None;
     for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
         let region = shared.registry.raw_region(peer, span.region)?;
+        if let Some(device) = region.device().filter(|_| looked_at != Some(span.region)) {
+            device.still_there()?;
+            looked_at = Some(span.region);
+        }
         let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
         if !fits {
             let text = format!(

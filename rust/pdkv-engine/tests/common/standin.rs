@@ -129,6 +129,13 @@ pub(crate) fn segments(count: c_int) -> u64 {
     address
 }
 
+/// Puts other memory at the addresses of one allocation of [`segments`], as an allocator does that moves what it has.
+pub(crate) fn replace(address: u64) {
+    // SAFETY: declared so by the stand-in.
+    let replace: extern "C" fn(u64) -> c_int = unsafe { std::mem::transmute(function(c"standin_replace")) };
+    assert_eq!(replace(address), 0, "no segment at {address:#x}");
+}
+
 /// What the stand-in has counted under this name.
 pub(crate) fn count(name: &str) -> i64 {
     // SAFETY: declared so by the stand-in.

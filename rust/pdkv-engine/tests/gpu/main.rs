@@ -3,9 +3,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod doors;
 mod failures;
 mod forged;
 mod links;
+mod moved;
 mod order;
 mod processes;
 mod ways;

@@ -63,6 +63,14 @@ fn child() {
             held = Some(Hold::kernels());
             "held".to_owned()
         }
+        ["name"] => {
+            let shared = ours.memory()[0].device().unwrap().share().unwrap();
+            let pdkv_device::cuda::Handle::Ipc(name) = &shared[0].handle else {
+                panic!("memory of cudaMalloc has a name of CUDA IPC")
+            };
+            let (offset, allocation) = (shared[0].offset, shared[0].allocation_len);
+            format!("{offset} {allocation} {}", pdkv_core::hex::encode(name))
+        }
         ["launches"] => count("launches").to_string(),
         other => panic!("{other:?}, {}", held.is_some()),
     });

@@ -1,0 +1,89 @@
+//! Whether memory that somebody else allocated is still the memory that was registered.
+//!
+//! An allocator may put other memory at the same addresses (vLLM's sleep mode); then a peer's mapping shows what was there before, and our own
+//! copies touch what is nobody's business. The driver numbers its allocations and never gives a number twice, so a look at the numbers tells.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pdkv_core::{Error, ErrorKind, Result};
+
+use super::context::Context;
+use super::facts::identity;
+use super::gpu::Gpu;
+use super::region::{DeviceRegion, Piece};
+
+/// More allocations than this under one region are looked at here and there: an allocator that moves memory moves all of it.
+const MOST_OF_ONE: usize = 16;
+/// The same for all that is looked at together.
+const MOST_OF_ALL: usize = 64;
+
+/// An address, and the number of the allocation that was there.
+pub(super) type Witness = (u64, Option<u64>);
+
+/// Which allocations lie under a region now.
+///
+/// # Errors
+/// `Device` when the driver fails.
+pub(super) fn witnesses(context: &Context, pieces: &[Piece]) -> Result<Vec<Witness>> {
+    let entered = context.enter()?;
+    let some = pieces.iter().step_by(pieces.len().div_ceil(MOST_OF_ONE).max(1));
+    some.map(|piece| Ok((piece.base, identity(context, &entered, piece.base)?)))
+        .collect()
+}
+
+/// The allocations under several regions, each once, however many of the regions lie in it.
+#[derive(Debug, Default)]
+pub struct Witnesses(Vec<(Gpu, Vec<Witness>)>);
+
+impl Witnesses {
+    /// Those of these regions. Memory of pdkv's own has none, for nobody else can move it.
+    pub fn of<'a>(regions: impl IntoIterator<Item = &'a Arc<DeviceRegion>>) -> Self {
+        let mut found: BTreeMap<u32, (Gpu, BTreeMap<u64, Option<u64>>)> = BTreeMap::new();
+        for region in regions {
+            let gpu = region.gpu();
+            let (_, places) = found
+                .entry(gpu.ordinal())
+                .or_insert_with(|| (gpu.clone(), BTreeMap::new()));
+            places.extend(region.witnesses().iter().copied());
+        }
+        let thin = |(gpu, places): (Gpu, BTreeMap<u64, Option<u64>>)| {
+            let every = places.len().div_ceil(MOST_OF_ALL).max(1);
+            (gpu, places.into_iter().step_by(every).collect::<Vec<_>>())
+        };
+        let groups = found.into_values().map(thin);
+        Self(groups.filter(|(_, places)| !places.is_empty()).collect())
+    }
+
+    /// Whether there is nothing to look at.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether all of it is still the memory that was registered. Some dozens of look-ups, however large the memory is.
+    ///
+    /// # Errors
+    /// `Region` when it is not, `Device` when the driver fails.
+    pub fn still_there(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(gpu, places)| check(gpu.context(), places))
+    }
+}
+
+/// Whether these allocations are where they were.
+///
+/// # Errors
+/// As [`Witnesses::still_there`].
+pub(super) fn check(context: &Context, places: &[Witness]) -> Result<()> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    let entered = context.enter()?;
+    for &(address, was) in places {
+        if identity(context, &entered, address)? != was {
+            let message = format!("there is other memory at `{address:#x}` than when it was registered");
+            return Err(Error::new(ErrorKind::Region, "use GPU memory", message)
+                .with_hint("register the cache anew after its allocator has moved it"));
+        }
+    }
+    Ok(())
+}
