@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
@@ -10,7 +9,7 @@ use rustix::io::Errno;
 use crate::iov::PieceList;
 use crate::os::last_errno;
 use crate::region::{HostRegion, read_only};
-use crate::stream::{closed, stopped, stream_error, wait_ready};
+use crate::stream::{Stop, closed, stopped, stream_error, wait_ready};
 
 /// The most ranges one batch takes; one less than the kernel's `IOV_MAX`, so that a header fits.
 pub const IO_MAX_PIECES: usize = 1023;
@@ -95,7 +94,7 @@ impl<'a> IoBatch<'a> {
     /// # Errors
     /// `TransferCancelled` when stopped, `PeerLost` when the connection ended: the stream is cut inside a
     /// message then and must be closed.
-    pub fn send_all(&mut self, fd: BorrowedFd<'_>, header: &[u8], stop: &AtomicBool) -> Result<u64> {
+    pub fn send_all(&mut self, fd: BorrowedFd<'_>, header: &[u8], stop: &dyn Stop) -> Result<u64> {
         let total = header.len() as u64 + self.bytes;
         let mut list = std::mem::take(&mut self.pieces);
         let mut sent_header = 0;
@@ -113,7 +112,7 @@ impl<'a> IoBatch<'a> {
     /// # Errors
     /// `TransferCancelled` when stopped, `PeerLost` when the stream ended early, `Region` when a range is
     /// read-only.
-    pub fn recv_all(&mut self, fd: BorrowedFd<'_>, stop: &AtomicBool) -> Result<u64> {
+    pub fn recv_all(&mut self, fd: BorrowedFd<'_>, stop: &dyn Stop) -> Result<u64> {
         if self.any_read_only {
             self.clear();
             return Err(read_only("receive"));
@@ -133,13 +132,13 @@ fn drive(
     operation: &'static str,
     fd: BorrowedFd<'_>,
     total: u64,
-    stop: &AtomicBool,
+    stop: &dyn Stop,
     event: libc::c_short,
     mut step: impl FnMut() -> Result<usize, Errno>,
 ) -> Result<u64> {
     let mut moved = 0;
     while moved < total {
-        if stop.load(Ordering::Relaxed) {
+        if stop.stopped() {
             return Err(stopped(operation, moved, total));
         }
         match step() {

@@ -40,4 +40,4 @@ pub use memory::Memory;
 pub use pool::HugePages;
 pub use process::Process;
 pub use region::{HostRegion, SharedPart};
-pub use stream::{configure_stream, recv_exact, send_exact};
+pub use stream::{Stop, configure_stream, recv_exact, send_exact};

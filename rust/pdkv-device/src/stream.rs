@@ -12,6 +12,18 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::os::os_error;
 
+/// What ends a wait: looked at in between, by whoever waits.
+pub trait Stop: Sync {
+    /// Whether to wait no longer.
+    fn stopped(&self) -> bool;
+}
+
+impl Stop for AtomicBool {
+    fn stopped(&self) -> bool {
+        self.load(Ordering::Relaxed)
+    }
+}
+
 /// How long a non-blocking socket is waited for before the stop flag is looked at again.
 const WAIT: Timespec = Timespec {
     tv_sec: 0,
@@ -38,7 +50,7 @@ pub fn configure_stream(fd: BorrowedFd<'_>, slice: Duration) -> Result<()> {
 ///
 /// # Errors
 /// As [`IoBatch::send_all`](crate::IoBatch::send_all).
-pub fn send_exact(fd: BorrowedFd<'_>, bytes: &[u8], stop: &AtomicBool) -> Result<()> {
+pub fn send_exact(fd: BorrowedFd<'_>, bytes: &[u8], stop: &dyn Stop) -> Result<()> {
     exact("send", fd, bytes.len(), stop, libc::POLLOUT, |at| {
         send(fd, &bytes[at..], SendFlags::NOSIGNAL)
     })
@@ -48,7 +60,7 @@ pub fn send_exact(fd: BorrowedFd<'_>, bytes: &[u8], stop: &AtomicBool) -> Result
 ///
 /// # Errors
 /// As [`IoBatch::recv_all`](crate::IoBatch::recv_all).
-pub fn recv_exact(fd: BorrowedFd<'_>, bytes: &mut [u8], stop: &AtomicBool) -> Result<()> {
+pub fn recv_exact(fd: BorrowedFd<'_>, bytes: &mut [u8], stop: &dyn Stop) -> Result<()> {
     exact("receive", fd, bytes.len(), stop, libc::POLLIN, |at| {
         recv(fd, &mut bytes[at..], RecvFlags::WAITALL).map(|(_, received)| received)
     })
@@ -58,13 +70,13 @@ fn exact(
     operation: &'static str,
     fd: BorrowedFd<'_>,
     total: usize,
-    stop: &AtomicBool,
+    stop: &dyn Stop,
     event: libc::c_short,
     mut step: impl FnMut(usize) -> Result<usize, Errno>,
 ) -> Result<()> {
     let mut moved = 0;
     while moved < total {
-        if stop.load(Ordering::Relaxed) {
+        if stop.stopped() {
             return Err(stopped(operation, moved as u64, total as u64));
         }
         match step(moved) {

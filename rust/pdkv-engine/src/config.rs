@@ -38,9 +38,12 @@ pub struct EngineConfig {
     /// Settings of the `ucx` transport.
     pub ucx: UcxConfig,
     /// Pinned host memory for each GPU through which its memory goes where a transport carries host memory only, as tcp does.
-    /// Half of it is to send from and half to receive into. Default 64 MiB; it is taken in steps of 4 MiB as transfers need it. 0 has
-    /// such transfers refused.
+    /// Half of it is to send from and half to receive into. Default 64 MiB; it is taken in steps of 4 MiB as transfers need it, by one peer
+    /// never all of it while there is more than one step. 0 has such transfers refused.
     pub staging_bytes: u64,
+    /// How long a peer may keep a step of that waiting, by not reading what is sent to it or not sending what it has begun, while others wait for
+    /// one: then its transfer is ended. Default 30 s.
+    pub staging_patience: Duration,
 }
 
 /// Settings of the `ucx` transport.
@@ -74,6 +77,7 @@ impl Default for EngineConfig {
             spin: Duration::from_micros(100),
             ucx: UcxConfig::default(),
             staging_bytes: 64 << 20,
+            staging_patience: Duration::from_secs(30),
         }
     }
 }

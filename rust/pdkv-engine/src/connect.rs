@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pdkv_core::id::{Incarnation, SessionToken};
+use pdkv_core::id::{Incarnation, PeerKey, SessionToken};
 use pdkv_core::node::Role;
 use pdkv_core::session::{Connecting, Established};
 use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, StreamPurpose};
@@ -190,7 +190,14 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
                 gpu = Some(Arc::clone(&link));
                 link as Arc<dyn Link>
             }),
-            TransportKind::Tcp => Ok(tcp_link(shared, address, established, door.as_ref(), process.is_err())),
+            TransportKind::Tcp => Ok(tcp_link(
+                shared,
+                key,
+                address,
+                established,
+                door.as_ref(),
+                process.is_err(),
+            )),
             TransportKind::Ucx => {
                 let dial = stream_dial(shared, address, established, StreamPurpose::UcxLane);
                 UcxLink::prepare(shared, established, key, dial).map(|link| {
@@ -291,6 +298,7 @@ fn one_sided(
 /// ptrace rights, else over TCP.
 fn tcp_link(
     shared: &Arc<Shared>,
+    key: PeerKey,
     address: &str,
     established: &Established,
     door: Option<&LocalDoor>,
@@ -306,7 +314,7 @@ fn tcp_link(
         )
     };
     let (movers, stagings) = (Arc::clone(&shared.movers), Arc::clone(&shared.stagings));
-    Arc::new(TcpLink::new(streams, family, dial, movers, stagings))
+    Arc::new(TcpLink::new(key, streams, family, dial, movers, stagings))
 }
 
 impl Dial for LocalDoor {

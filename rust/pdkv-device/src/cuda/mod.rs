@@ -24,6 +24,7 @@ mod memory;
 mod module;
 mod numbers;
 mod pages;
+mod peer_clock;
 mod post_layout;
 mod post_tables;
 #[cfg(test)]
@@ -34,8 +35,10 @@ mod region;
 mod ring;
 mod route;
 mod share;
+mod stage;
 mod staging;
 mod stream;
+mod turns;
 mod verdict;
 mod vmm;
 mod witness;
@@ -57,12 +60,15 @@ pub use mapping::{DeviceMapping, Laying};
 pub use memory::{DeviceBuffer, PinnedBuffer, copy_async};
 pub use module::{Extent, Function, Module};
 pub use pages::Kernels;
+pub use peer_clock::PeerClock;
 pub use queue::{CopyQueue, Ticket};
 pub use reach::Reach;
 pub use region::DeviceRegion;
 pub use share::{Handle, SharedExtent};
-pub use staging::{Stage, Staging};
+pub use stage::Stage;
+pub use staging::{STAGE_BYTES, Staging};
 pub use stream::{Event, Stream};
+pub use turns::Holder;
 pub use witness::Witnesses;
 
 /// What a look for the driver found.

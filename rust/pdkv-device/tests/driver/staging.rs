@@ -1,16 +1,24 @@
 //! Host memory between a device and a link: what is packed comes out again, by either path, and no more is held than was allowed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use pdkv_core::ErrorKind;
+use pdkv_device::Stop;
 use pdkv_device::cuda::{
-    DeviceRegion, Driver, Gpu, HostDirection, HostPath, HostPaths, Kernels, Sources, Staging, has_batch,
+    DeviceRegion, Driver, Gpu, Holder, HostDirection, HostPath, HostPaths, Kernels, Sources, Staging, has_batch,
 };
 
 use crate::standin::{ALONE, IMAGE, calls, fail, reset, variant, whole};
 
 const BYTES: u64 = 300_000;
+/// Nobody loses patience.
+const NEVER: Duration = Duration::MAX;
+const A: Holder = Holder(1);
+const B: Holder = Holder(2);
+const C: Holder = Holder(3);
 
 /// A GPU of the stand-in with its kernels.
 fn gpu(driver: &Driver) -> Gpu {
@@ -59,9 +67,9 @@ fn what_is_packed_comes_out_elsewhere() {
     let (to, untouched) = region(&gpu, 0x55);
     for way in [HostPath::Kernel, HostPath::Batch] {
         to.write_at(0, &untouched).unwrap();
-        let staging = Staging::forced(&gpu, 256 << 10, HostPaths::always(way));
+        let staging = Staging::forced(&gpu, 256 << 10, NEVER, HostPaths::always(way));
         let before = calls(path).get("cuMemcpyBatchAsync").copied().unwrap_or(0);
-        let mut stage = staging.take(&never).unwrap();
+        let mut stage = staging.take(A, &never).unwrap();
         let mut packed: Vec<u8> = Vec::new();
         for &(offset, len) in &pieces() {
             assert_eq!(stage.push(&from, offset, len).unwrap(), len);
@@ -99,28 +107,28 @@ fn stages_are_bounded_shared_and_waited_for() {
     let gpu = gpu(&driver);
     let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
     let (from, _) = region(&gpu, 0);
-    let staging = Staging::forced(&gpu, 100_000, HostPaths::always(HostPath::Kernel));
+    let staging = Staging::forced(&gpu, 100_000, NEVER, HostPaths::always(HostPath::Kernel));
     assert_eq!(staging.bytes(), 100_000);
-    let mut only = staging.take(&never).unwrap();
+    let mut only = staging.take(A, &never).unwrap();
     // As much as there is room for, and no more.
     assert_eq!(only.push(&from, 0, 99_000).unwrap(), 99_000);
     assert_eq!(only.push(&from, 99_000, 99_000).unwrap(), 1000);
     assert_eq!(only.push(&from, 100_000, 1).unwrap(), 0);
     let error = only.push(&from, BYTES - 1, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Region);
-    let error = staging.take(&stopped).unwrap_err();
+    let error = staging.take(A, &stopped).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferCancelled);
     // Whoever waits gets it when it is free, and finds nothing of the last user's in it.
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| staging.take(&never).map(|stage| stage.bytes()));
+        let waiting = scope.spawn(|| staging.take(A, &never).map(|stage| stage.bytes()));
         drop(only);
         assert_eq!(waiting.join().unwrap().unwrap(), 0);
     });
     // Who waits looks at the flag.
-    let taken = staging.take(&never).unwrap();
+    let taken = staging.take(A, &never).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| staging.take(&stop).map(drop));
+        let waiting = scope.spawn(|| staging.take(A, &stop).map(drop));
         stop.store(true, Ordering::Relaxed);
         assert_eq!(
             waiting.join().unwrap().unwrap_err().kind(),
@@ -128,6 +136,134 @@ fn stages_are_bounded_shared_and_waited_for() {
         );
     });
     drop(taken);
+}
+
+#[test]
+fn stages_are_shared_out_and_who_came_first_is_served_first() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let gpu = gpu(&driver);
+    let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
+    let staging = Staging::forced(&gpu, 8 << 20, NEVER, HostPaths::always(HostPath::Kernel));
+    let part = staging.take(A, &never).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // One is free, but not for A, which has its part.
+        let more = scope.spawn(|| staging.take(A, &stop).map(drop));
+        let other = staging.take(B, &never).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(more.join().unwrap().unwrap_err().kind(), ErrorKind::TransferCancelled);
+        assert!(
+            staging.take(C, &stopped).is_err(),
+            "whoever is stopped waits for nothing"
+        );
+        drop(other);
+    });
+    // The last one goes to those who wait in the order in which they came.
+    let last = staging.take(B, &never).unwrap();
+    let (served, order) = channel();
+    std::thread::scope(|scope| {
+        for holder in [C, B, A, C] {
+            let (staging, served, waits) = (&staging, served.clone(), Told::default());
+            let told = Arc::clone(&waits.0);
+            scope.spawn(move || {
+                let stage = staging.take(holder, &waits).unwrap();
+                served.send(holder).unwrap();
+                drop(stage);
+            });
+            // It is in the queue once it has looked whether to stop.
+            while !told.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+        drop(last);
+        let all: Vec<_> = order.iter().take(3).collect();
+        // A has its part still, and is passed over.
+        assert_eq!(all, [C, B, C]);
+        drop(part);
+        assert_eq!(order.recv().unwrap(), A);
+    });
+}
+
+/// Never stops anybody, and says whether it was asked.
+#[derive(Default)]
+struct Told(Arc<AtomicBool>);
+
+impl Told {
+    /// Waits until it is asked once more.
+    fn again(&self) {
+        self.0.store(false, Ordering::Relaxed);
+        while !self.0.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Stop for Told {
+    fn stopped(&self) -> bool {
+        self.0.store(true, Ordering::Relaxed);
+        false
+    }
+}
+
+#[test]
+fn a_peer_that_keeps_a_stage_waiting_is_told_once_others_want_it() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let gpu = gpu(&driver);
+    let never = AtomicBool::new(false);
+    let patience = Duration::from_millis(100);
+    let staging = Staging::forced(&gpu, 64 << 10, patience, HostPaths::always(HostPath::Kernel));
+    let stage = staging.take(A, &never).unwrap();
+    stage.clock().start();
+    std::thread::sleep(patience * 2);
+    assert!(stage.overdue().is_none(), "nobody wants it");
+    let (asked, stop) = (Told::default(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| staging.take(A, &Both(&asked, &stop)).map(drop));
+        for _ in 0..8 {
+            asked.again();
+        }
+        assert!(stage.overdue().is_none(), "nobody else wants it");
+        stop.store(true, Ordering::Relaxed);
+        assert!(waiting.join().unwrap().is_err());
+    });
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| staging.take(B, &never).map(drop));
+        while !stage.clock().stopped() {
+            std::thread::yield_now();
+        }
+        let error = stage.overdue().unwrap();
+        assert_eq!(error.kind(), ErrorKind::TransferTimeout);
+        assert!(error.message().contains("kept a stage"), "{error}");
+        drop(stage);
+        waiting.join().unwrap().unwrap();
+    });
+    // What takes time here is not the peer's.
+    let stage = staging.take(A, &never).unwrap();
+    let (asked, stop) = (Told::default(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| staging.take(B, &Both(&asked, &stop)).map(drop));
+        for _ in 0..8 {
+            asked.again();
+        }
+        assert!(stage.overdue().is_none());
+        stop.store(true, Ordering::Relaxed);
+        assert!(waiting.join().unwrap().is_err());
+    });
+}
+
+/// The first is told, the second stops.
+struct Both<'a>(&'a Told, &'a AtomicBool);
+
+impl Stop for Both<'_> {
+    fn stopped(&self) -> bool {
+        self.0.stopped() || self.1.stopped()
+    }
 }
 
 #[test]
@@ -139,8 +275,8 @@ fn a_stage_whose_copy_failed_is_replaced() {
     let gpu = gpu(&driver);
     let never = AtomicBool::new(false);
     let (from, _) = region(&gpu, 0);
-    let staging = Staging::forced(&gpu, 64 << 10, HostPaths::always(HostPath::Kernel));
-    let mut stage = staging.take(&never).unwrap();
+    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel));
+    let mut stage = staging.take(A, &never).unwrap();
     stage.push(&from, 0, 1000).unwrap();
     fail(path, c"cuLaunchKernel", 1, 1);
     let error = stage.pack().unwrap_err();
@@ -150,7 +286,7 @@ fn a_stage_whose_copy_failed_is_replaced() {
     assert_eq!(stage.pack().unwrap_err().kind(), ErrorKind::Device);
     assert_eq!(stage.host().unwrap_err().kind(), ErrorKind::Device);
     drop(stage);
-    let mut stage = staging.take(&never).unwrap();
+    let mut stage = staging.take(A, &never).unwrap();
     stage.push(&from, 0, 1000).unwrap();
     // A wait that fails while somebody captures a graph has not failed the copy.
     fail(path, c"cuStreamSynchronize", 1, 900);

@@ -10,6 +10,7 @@ mod links;
 mod moved;
 mod order;
 mod processes;
+mod stages;
 mod ways;
 
 use std::time::{Duration, Instant};

@@ -5,13 +5,15 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 
 use pdkv_core::capability::Capability;
+use pdkv_core::id::PeerKey;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::Gpu;
 use pdkv_device::{IoBatch, Memory};
 
 use super::codec::Response;
-use super::pages::{Flow, Pages, Stagings};
+use super::pages::{Flow, Pages, Stagings, gpus_of};
 use super::socket::Socket;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
@@ -31,6 +33,7 @@ pub(crate) trait Dial: Send + Sync {
 }
 
 pub(crate) struct TcpLink {
+    peer: PeerKey,
     streams: usize,
     family: &'static str,
     dial: Box<dyn Dial>,
@@ -41,6 +44,7 @@ pub(crate) struct TcpLink {
 
 impl TcpLink {
     pub(crate) fn new(
+        peer: PeerKey,
         streams: usize,
         family: &'static str,
         dial: Box<dyn Dial>,
@@ -48,6 +52,7 @@ impl TcpLink {
         stagings: Arc<Stagings>,
     ) -> Self {
         Self {
+            peer,
             streams,
             family,
             dial,
@@ -69,6 +74,7 @@ impl TcpLink {
         let mut stream = Stream {
             socket: &socket,
             stagings: &self.stagings,
+            peer: self.peer,
             work,
             batch: IoBatch::new(),
             sent: VecDeque::with_capacity(DEPTH),
@@ -154,6 +160,7 @@ fn staged(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> bool {
 struct Stream<'a> {
     socket: &'a Socket,
     stagings: &'a Stagings,
+    peer: PeerKey,
     work: &'a Work,
     batch: IoBatch<'a>,
     /// Requests whose answer is still to come, oldest first.
@@ -277,27 +284,42 @@ impl Stream<'_> {
         let flow = Flow {
             stagings: self.stagings,
             socket: self.socket,
+            peer: self.peer,
             sends: work.direction == Direction::Write,
             stop: &work.core.stop,
         };
         let mut pages = Pages::new(std::mem::take(&mut self.batch));
+        if flow.sends {
+            pages.prepare(flow, &self.gpus(units), flow.stop)?;
+        }
         let mut bytes = 0;
-        let mut each = |span: Span| -> Result<()> {
-            bytes += span.len;
-            pages.push(flow, &work.local[span.region as usize], span.offset, span.len)
-        };
         let mut failure = None;
-        let mut visit = |span: Span| match each(span) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                failure = Some(error);
-                ControlFlow::Break(())
+        self.places(units, |span| {
+            bytes += span.len;
+            match pages.push(flow, &work.local[span.region as usize], span.offset, span.len) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
             }
-        };
-        let _ = match &work.program {
+        });
+        failure.map_or(Ok(()), Err)?;
+        pages.finish(flow)?;
+        // The owner stages all of it, if its memory is of a GPU.
+        let far = work.remote.iter().any(|region| region.is_device());
+        work.add_staged(if far { bytes } else { pages.staged });
+        work.add_runs(pages.pieces);
+        self.batch = pages.into_batch();
+        Ok(())
+    }
+
+    /// Our places of some units, in the order of the stream.
+    fn places(&self, units: &Range<u64>, mut visit: impl FnMut(Span) -> ControlFlow<()>) {
+        let _ = match &self.work.program {
             Program::Own(walk) => walk.walk(units.clone(), visit),
             Program::Joint(plan) => plan.walk(units.clone(), |run| {
-                let near = if work.direction == Direction::Read {
+                let near = if self.work.direction == Direction::Read {
                     run.dst
                 } else {
                     run.src
@@ -309,13 +331,21 @@ impl Stream<'_> {
                 })
             }),
         };
-        failure.map_or(Ok(()), Err)?;
-        pages.finish(flow)?;
-        // The owner stages all of it, if its memory is of a GPU.
-        let far = work.remote.iter().any(|region| region.is_device());
-        work.add_staged(if far { bytes } else { pages.staged });
-        work.add_runs(pages.pieces);
-        self.batch = pages.into_batch();
-        Ok(())
+    }
+
+    /// The GPUs whose pages some units are.
+    fn gpus(&self, units: &Range<u64>) -> Vec<Gpu> {
+        let local = &self.work.local;
+        let gpus = gpus_of(local);
+        if gpus.len() + usize::from(local.iter().any(|memory| memory.device().is_none())) < 2 {
+            return gpus;
+        }
+        let mut touched = vec![false; local.len()];
+        self.places(units, |span| {
+            touched[span.region as usize] = true;
+            ControlFlow::Continue(())
+        });
+        let memory = local.iter().zip(touched);
+        gpus_of(memory.filter_map(|(memory, touched)| touched.then_some(memory)))
     }
 }

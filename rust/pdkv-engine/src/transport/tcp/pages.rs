@@ -1,32 +1,37 @@
 //! Pages on their way to or from a socket: those of the host as they lie, those of a GPU by way of pinned host memory.
 //!
-//! Whoever names pages names them in the order of the stream. Stages are few, and both ends of a stream may need one, so there are rules
-//! by which two engines never wait for each other's. What goes out and what comes in have shelves of their own. A sender holds its stage
-//! from the first page of a GPU to the end of the payload. A receiver takes one only when bytes are there, so that whoever sends them has
-//! one already, and gives it back as soon as they are placed.
+//! Whoever names pages names them in the order of the stream. Stages are few, and both ends of a stream may need some, so there are rules
+//! by which two engines never wait for each other's. What goes out and what comes in have shelves of their own. A sender has every stage
+//! that its payload needs before the first byte goes out, and takes those of several GPUs in the order of their numbers. A receiver takes
+//! one only when bytes are there, so that whoever sends them waits for nothing but this receiver, and gives it back as soon as they are
+//! placed. Whose peer keeps a stage waiting too long while others want one is ended.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use pdkv_core::id::PeerKey;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{DeviceRegion, Gpu, Stage, Staging};
-use pdkv_device::{IoBatch, Memory};
+use pdkv_device::cuda::{DeviceRegion, Gpu, Holder, PeerClock, STAGE_BYTES, Stage, Staging};
+use pdkv_device::{IoBatch, Memory, Stop};
 
 use super::socket::Socket;
 
 /// The stages of an engine: those to send from and those to receive into, half of the bytes each.
 pub(crate) struct Stagings {
     bytes: u64,
+    patience: Duration,
     /// By the number of the GPU, and whether they are to send from.
     shelves: Mutex<BTreeMap<(u32, bool), Arc<Staging>>>,
 }
 
 impl Stagings {
-    /// `bytes` for each GPU; 0 refuses to stage.
-    pub(crate) fn new(bytes: u64) -> Self {
+    /// `bytes` for each GPU; 0 refuses to stage. A peer may keep a stage waiting for `patience` while others want one.
+    pub(crate) fn new(bytes: u64, patience: Duration) -> Self {
         Self {
             bytes,
+            patience,
             shelves: Mutex::default(),
         }
     }
@@ -42,11 +47,24 @@ impl Stagings {
         Ok(())
     }
 
-    fn of(&self, gpu: &Gpu, sends: bool) -> Arc<Staging> {
-        let mut shelves = self.shelves.lock().expect("no holder panics");
-        let staging = shelves.entry((gpu.ordinal(), sends));
-        Arc::clone(staging.or_insert_with(|| Staging::new(gpu, self.bytes.div_ceil(2))))
+    fn take(&self, gpu: &Gpu, flow: Flow<'_>, stop: &dyn Stop) -> Result<Stage> {
+        let staging = {
+            let mut shelves = self.shelves.lock().expect("no holder panics");
+            let staging = shelves.entry((gpu.ordinal(), flow.sends));
+            let make = || Staging::new(gpu, self.bytes.div_ceil(2), self.patience);
+            Arc::clone(staging.or_insert_with(make))
+        };
+        staging.take(Holder(flow.peer.0), stop)
     }
+}
+
+/// The GPUs of some memory, each once, in the order in which their stages are taken.
+pub(crate) fn gpus_of<'m>(memory: impl IntoIterator<Item = &'m Memory>) -> Vec<Gpu> {
+    let devices = memory.into_iter().filter_map(Memory::device);
+    let by_number: BTreeMap<_, _> = devices
+        .map(|region| (region.gpu().ordinal(), region.gpu().clone()))
+        .collect();
+    by_number.into_values().collect()
 }
 
 /// Which way a payload goes on which stream.
@@ -54,16 +72,42 @@ impl Stagings {
 pub(crate) struct Flow<'a> {
     pub(crate) stagings: &'a Stagings,
     pub(crate) socket: &'a Socket,
+    pub(crate) peer: PeerKey,
     /// From our pages into the socket, or back.
     pub(crate) sends: bool,
     /// Ends it.
     pub(crate) stop: &'a AtomicBool,
 }
 
+/// Ends the wait for a stage to send from: nobody has been sent anything yet.
+struct Unsent<'a> {
+    ended: &'a AtomicBool,
+    socket: &'a Socket,
+}
+
+impl Stop for Unsent<'_> {
+    fn stopped(&self) -> bool {
+        self.ended.stopped() || self.socket.is_gone()
+    }
+}
+
+/// Ends what the peer has to do its part for.
+struct Carried<'a> {
+    stop: &'a AtomicBool,
+    clocks: Vec<Arc<PeerClock>>,
+}
+
+impl Stop for Carried<'_> {
+    fn stopped(&self) -> bool {
+        self.stop.stopped() || self.clocks.iter().any(|clock| clock.stopped())
+    }
+}
+
 /// The payload of one request.
 pub(crate) struct Pages<'a> {
     batch: IoBatch<'a>,
-    stage: Option<Stage>,
+    /// Of a sender all that it needs, of a receiver the one that is being filled. One at most holds bytes.
+    stages: Vec<Stage>,
     /// Contiguous pieces that went through the socket.
     pub(crate) pieces: u64,
     /// Bytes that went through a stage.
@@ -75,10 +119,29 @@ impl<'a> Pages<'a> {
     pub(crate) fn new(batch: IoBatch<'a>) -> Self {
         Self {
             batch,
-            stage: None,
+            stages: Vec::new(),
             pieces: 0,
             staged: 0,
         }
+    }
+
+    /// Before the first byte of a payload that goes out: takes the stages of the GPUs that it comes from, which are told in the order
+    /// of [`gpus_of`]. `ended` ends the wait, as does the end of the stream.
+    ///
+    /// # Errors
+    /// `TransferCancelled`, `PeerLost`; `Unsupported` or `Device` when there can be no stage.
+    pub(crate) fn prepare(&mut self, flow: Flow<'_>, gpus: &[Gpu], ended: &AtomicBool) -> Result<()> {
+        let socket = flow.socket;
+        for gpu in gpus {
+            let taken = flow.stagings.take(gpu, flow, &Unsent { ended, socket });
+            self.stages.push(taken.map_err(|error| match error.kind() {
+                ErrorKind::TransferCancelled if !ended.stopped() => {
+                    Error::new(ErrorKind::PeerLost, "send", "the peer closed the stream")
+                }
+                _ => error,
+            })?);
+        }
+        Ok(())
     }
 
     /// The next bytes. Moves what was named before where there is no room for more.
@@ -89,10 +152,20 @@ impl<'a> Pages<'a> {
         match memory {
             Memory::Host(region) => {
                 self.flush_stage(flow)?;
-                if self.batch.push(region, offset, len)? {
-                    self.flush_batch(flow)?;
+                // With stages in hand not much at a time, for each time the peer has its patience anew.
+                let most = if self.stages.is_empty() { u64::MAX } else { STAGE_BYTES };
+                let mut done = 0;
+                loop {
+                    let part = (len - done).min(most - self.batch.bytes());
+                    let full = self.batch.push(region, offset + done, part)?;
+                    done += part;
+                    if full || self.batch.bytes() == most {
+                        self.flush_batch(flow)?;
+                    }
+                    if done == len {
+                        return Ok(());
+                    }
                 }
-                Ok(())
             }
             Memory::Device(region) => {
                 self.flush_batch(flow)?;
@@ -102,25 +175,10 @@ impl<'a> Pages<'a> {
     }
 
     fn push_device(&mut self, flow: Flow<'_>, region: &Arc<DeviceRegion>, offset: u64, len: u64) -> Result<()> {
-        let gpu = region.gpu();
-        if self
-            .stage
-            .as_ref()
-            .is_some_and(|stage| stage.gpu().ordinal() != gpu.ordinal())
-        {
-            self.flush_stage(flow)?;
-            self.stage = None;
-        }
         let mut done = 0;
         while done < len {
-            let stage = if let Some(stage) = &mut self.stage {
-                stage
-            } else {
-                if !flow.sends {
-                    flow.socket.wait_readable(flow.stop);
-                }
-                self.stage.insert(flow.stagings.of(gpu, flow.sends).take(flow.stop)?)
-            };
+            let at = self.stage_of(flow, region.gpu())?;
+            let stage = &mut self.stages[at];
             done += stage.push(region, offset + done, len - done)?;
             if stage.is_full() {
                 self.flush_stage(flow)?;
@@ -129,14 +187,34 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
-    /// Moves what is left. Gives back the memory of the batch.
+    /// Which stage the next bytes of a GPU go through. None of another GPU's are before them any more.
+    fn stage_of(&mut self, flow: Flow<'_>, gpu: &Gpu) -> Result<usize> {
+        let here = |stage: &Stage| stage.gpu().ordinal() == gpu.ordinal();
+        if self.stages.iter().any(|stage| stage.bytes() > 0 && !here(stage)) {
+            self.flush_stage(flow)?;
+        }
+        if let Some(at) = self.stages.iter().position(here) {
+            return Ok(at);
+        }
+        if flow.sends {
+            let text = format!("GPU `{}` was not named before its pages", gpu.ordinal());
+            return Err(Error::new(ErrorKind::Internal, "send", text));
+        }
+        flow.socket.wait_readable(flow.stop);
+        self.stages.push(flow.stagings.take(gpu, flow, flow.stop)?);
+        Ok(self.stages.len() - 1)
+    }
+
+    /// Moves what is left, and gives the stages back.
     ///
     /// # Errors
-    /// `TransferCancelled` when stopped, `PeerLost` when the stream ended, `Device` when the GPU fails.
+    /// `TransferCancelled` when stopped, `PeerLost` when the stream ended, `Device` when the GPU fails, `TransferTimeout` when the peer
+    /// kept a stage waiting for too long.
     pub(crate) fn finish(&mut self, flow: Flow<'_>) -> Result<()> {
         self.flush_stage(flow)?;
-        self.stage = None;
-        self.flush_batch(flow)
+        self.flush_batch(flow)?;
+        self.stages.clear();
+        Ok(())
     }
 
     /// What it was made with.
@@ -149,13 +227,14 @@ impl<'a> Pages<'a> {
             return Ok(());
         }
         self.pieces += self.batch.pieces() as u64;
-        carry(&mut self.batch, flow)
+        carry(&mut self.batch, &self.stages, flow)
     }
 
     fn flush_stage(&mut self, flow: Flow<'_>) -> Result<()> {
-        let Some(stage) = self.stage.as_mut().filter(|stage| stage.bytes() > 0) else {
+        let Some(at) = self.stages.iter().position(|stage| stage.bytes() > 0) else {
             return Ok(());
         };
+        let stage = &mut self.stages[at];
         if flow.sends {
             stage.pack()?;
         }
@@ -163,18 +242,17 @@ impl<'a> Pages<'a> {
         let host = Arc::clone(stage.host()?);
         let mut whole = IoBatch::new();
         whole.push(&host, 0, bytes)?;
-        carry(&mut whole, flow)?;
-        if !flow.sends {
+        carry(&mut whole, &self.stages, flow)?;
+        if flow.sends {
+            self.stages[at].clear();
+        } else {
             // What came is of a claim that may have ended while the last bytes were on their way.
             if flow.stop.load(Ordering::Acquire) {
                 let message = "stopped before the last bytes were placed";
                 return Err(Error::new(ErrorKind::TransferCancelled, "receive", message));
             }
-            stage.unpack()?;
-        }
-        stage.clear();
-        if !flow.sends {
-            self.stage = None;
+            self.stages[at].unpack()?;
+            self.stages.clear();
         }
         self.pieces += 1;
         self.staged += bytes;
@@ -182,10 +260,27 @@ impl<'a> Pages<'a> {
     }
 }
 
-fn carry(batch: &mut IoBatch<'_>, flow: Flow<'_>) -> Result<()> {
-    if flow.sends {
-        batch.send_all(flow.socket.fd(), &[], flow.stop).map(drop)
-    } else {
-        batch.recv_all(flow.socket.fd(), flow.stop).map(drop)
+/// Has the peer take or bring these bytes, on its time.
+fn carry(batch: &mut IoBatch<'_>, stages: &[Stage], flow: Flow<'_>) -> Result<()> {
+    let clocks: Vec<_> = stages.iter().map(|stage| Arc::clone(stage.clock())).collect();
+    for clock in &clocks {
+        clock.start();
     }
+    let stop = Carried {
+        stop: flow.stop,
+        clocks,
+    };
+    let carried = if flow.sends {
+        batch.send_all(flow.socket.fd(), &[], &stop)
+    } else {
+        batch.recv_all(flow.socket.fd(), &stop)
+    };
+    for clock in &stop.clocks {
+        clock.stop();
+    }
+    carried.map(drop).map_err(|error| {
+        let overdue = stages.iter().find_map(Stage::overdue);
+        // Whoever was told to stop is told so, whatever else is true.
+        overdue.filter(|_| !flow.stop.stopped()).unwrap_or(error)
+    })
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::AtomicBool;
 
 use pdkv_core::id::PeerKey;
 use pdkv_core::span::Span;
-use pdkv_core::{Error, Result};
+use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::IoBatch;
 
 use super::codec::{MAX_MESSAGE, Response};
-use super::pages::{Flow, Pages};
+use super::pages::{Flow, Pages, gpus_of};
 use super::socket::Socket;
 use crate::shared::Shared;
 use crate::transport::request::{Request, Target, Verb, WireSpan};
@@ -83,9 +83,12 @@ impl Server<'_> {
     fn claim(&mut self, request: &Request) -> Result<(), Answer> {
         let mut permit = Permit::new(self.shared, self.peer, request).map_err(Answer::Refuse)?;
         let outcome = self.move_units(request.verb, &permit.serving, permit.units.clone(), request.bytes);
-        // A reader that goes away says so itself; a writer that stops halfway makes the offer useless.
-        if let (Verb::Put, Err(Answer::Refuse(error) | Answer::Broken(error))) = (request.verb, &outcome) {
-            permit.fail(error);
+        match (request.verb, &outcome) {
+            // A writer that stops halfway makes the offer useless.
+            (Verb::Put, Err(Answer::Refuse(error) | Answer::Broken(error))) => permit.fail(error),
+            // A reader that goes away says so itself; what went wrong here it has to be told before its stream ends.
+            (Verb::Get, Err(Answer::Broken(error))) if error.kind() != ErrorKind::PeerLost => permit.fail(error),
+            _ => {}
         }
         drop(permit);
         if request.verb == Verb::Put && outcome.is_ok() {
@@ -97,14 +100,17 @@ impl Server<'_> {
     fn move_units(&mut self, verb: Verb, serving: &Serving, units: Range<u64>, bytes: u64) -> Result<(), Answer> {
         // An ended claim stops a `Put` within one look at the flag; the stream then ends too, so whatever is still on its way has
         // nowhere to go.
+        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         let stop = match verb {
             Verb::Get => {
+                let gpus = gpus_of(&serving.regions);
+                let flow = self.flow(verb, &self.never);
+                pages.prepare(flow, &gpus, &serving.ended).map_err(Answer::Refuse)?;
                 self.answer(bytes).map_err(Answer::Broken)?;
                 &AtomicBool::new(false)
             }
             Verb::Put => &serving.ended,
         };
-        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         let mut moved = Ok(());
         let _ = serving.walk.walk(units, |span: Span| {
             let memory = &serving.regions[span.region as usize];
@@ -125,6 +131,7 @@ impl Server<'_> {
         Flow {
             stagings: &self.shared.stagings,
             socket: self.socket,
+            peer: self.peer,
             sends: verb == Verb::Get,
             stop,
         }
@@ -135,10 +142,13 @@ impl Server<'_> {
         self.socket.read_exact(&mut raw, &self.never).map_err(Answer::Broken)?;
         let found = raw_spans(self.shared, self.peer, &raw, request.bytes).map_err(Answer::Refuse)?;
         let bytes = request.bytes;
+        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         if request.verb == Verb::Get {
+            let gpus = gpus_of(found.iter().map(|(memory, ..)| memory));
+            let flow = self.flow(request.verb, &self.never);
+            pages.prepare(flow, &gpus, &self.never).map_err(Answer::Refuse)?;
             self.answer(bytes).map_err(Answer::Broken)?;
         }
-        let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         let moved = self.move_spans(request.verb, &found, &mut pages);
         self.spare = pages.into_batch().recycle();
         moved.map_err(Answer::Broken)?;

@@ -42,6 +42,14 @@ impl Socket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
+    /// Whether the other end is gone, or the stream was shut here.
+    pub(crate) fn is_gone(&self) -> bool {
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut look = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let found = poll(&mut look, Some(&none));
+        found.is_ok_and(|count| count > 0) && !look[0].revents().is_empty()
+    }
+
     /// Sleeps until there is something to read or the stream ended; costs nothing while idle.
     pub(crate) fn wait_idle(&self) {
         while let Err(Errno::INTR) = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None) {}
