@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pdkv_core::id::{CacheId, PeerKey, TransferId};
 use pdkv_core::wire::{Claim, Done, Message};
-use pdkv_core::{ErrorKind, Result};
+use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::registry::LocalCache;
 use crate::shared::Shared;
@@ -22,30 +22,35 @@ fn movable(shared: &Shared, cache: CacheId) -> Option<Arc<LocalCache>> {
 /// As the node's.
 pub(crate) fn claim(shared: &Arc<Shared>, peer: PeerKey, claim: Claim) -> Result<bool> {
     let cache = movable(shared, claim.reference.cache);
-    let transfer = claim.transfer;
     let moved = cache.as_ref().and_then(|cache| cache.movable.moved());
-    let known = shared.drive(|state, now| {
+    let transfer = claim.transfer;
+    let (known, granted) = shared.drive(|state, now| {
         if !state.peers.contains_key(&peer) {
-            return Ok(false);
+            return Ok::<_, Error>((false, false));
         }
         match moved {
-            Some(error) => state.node.refuse_claim(now, peer, claim, error),
-            None => state.node.handle(now, peer, Message::Claim(Box::new(claim))),
+            Some(error) => state.node.refuse_claim(now, peer, claim, error)?,
+            None => state.node.handle(now, peer, Message::Claim(Box::new(claim)))?,
         }
-        .map(|()| true)
+        Ok((true, state.node.claim_view(peer, transfer).is_some()))
     })?;
-    if moved.is_none()
+    if granted
         && let Some(cache) = cache
+        && cache.movable.look()
     {
-        let again = Arc::clone(shared);
-        // Without a thread for it the fence will tell.
-        let _ = shared.movers.task(move || look(&again, peer, transfer, &cache));
+        let (again, same) = (Arc::clone(shared), Arc::clone(&cache));
+        // Without a thread for it, and for claims that come meanwhile, the fence will tell.
+        if shared.movers.task(move || look(&again, peer, transfer, &same)).is_err() {
+            cache.movable.looked();
+        }
     }
     Ok(known)
 }
 
 fn look(shared: &Arc<Shared>, peer: PeerKey, transfer: TransferId, cache: &LocalCache) {
-    if let Err(error) = cache.still_there()
+    let found = cache.still_there();
+    cache.movable.looked();
+    if let Err(error) = found
         && error.kind() == ErrorKind::Region
     {
         shared.drive(|state, now| state.node.take_back(now, peer, transfer, &error));

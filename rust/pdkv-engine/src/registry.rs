@@ -59,13 +59,15 @@ pub(crate) struct Movable {
     witnesses: Witnesses,
     /// What was found; it does not come back.
     moved: OnceLock<Error>,
+    /// Somebody is asking the driver beside claims.
+    looking: AtomicBool,
 }
 
 impl From<Witnesses> for Movable {
     fn from(witnesses: Witnesses) -> Self {
         Self {
             witnesses,
-            moved: OnceLock::new(),
+            ..Self::default()
         }
     }
 }
@@ -79,6 +81,16 @@ impl Movable {
     /// What is known without asking the driver.
     pub(crate) fn moved(&self) -> Option<&Error> {
         self.moved.get()
+    }
+
+    /// Whether the caller is to ask the driver beside a claim, and then to say that it has [`looked`](Self::looked): one at a time, however many
+    /// claims come while the driver is slow.
+    pub(crate) fn look(&self) -> bool {
+        !self.looking.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn looked(&self) {
+        self.looking.store(false, Ordering::Release);
     }
 
     fn still_there(&self) -> Result<()> {

