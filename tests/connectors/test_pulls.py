@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -211,8 +211,9 @@ def test_a_cache_that_is_not_known_yet_is_asked_for_by_the_dialler_and_holds_nob
     looked = []
 
     def meanwhile():
-        with ThreadPoolExecutor(1) as llm_engine:
-            looked.append(llm_engine.submit(ended, world).result(timeout=PATIENCE_S))
+        llm_engine = threading.Thread(target=lambda: looked.append(ended(world)), daemon=True)
+        llm_engine.start()
+        llm_engine.join(PATIENCE_S)
 
     world.meanwhile = meanwhile
     begin(world)
