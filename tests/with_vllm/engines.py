@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from with_vllm import engine_entry, settings
 
 # An engine is built in a few seconds; on a machine that does much else it may take this long. The same for an answer.
-START_S = 240
-ANSWER_S = 200
+START_S = 900
+ANSWER_S = 600
 
 # What a router asks of the engine that prefills, and what it gets back goes to the one that decodes.
 ASK = {

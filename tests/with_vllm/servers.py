@@ -19,7 +19,7 @@ from with_vllm import settings
 from with_vllm.ports import free_port
 
 # A server is up in half a minute; several at once, on a machine that does much else, may take this long.
-START_S = 300
+START_S = 900
 
 
 class Program:
@@ -66,7 +66,7 @@ class Program:
         """As `kill -9` of the program and of all that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(120)
 
     def stop(self):
         """Ends the program as an operator would, and whatever that leaves behind. Says whether it ended by itself."""

@@ -10,7 +10,7 @@ from with_vllm.answers import same
 from with_vllm.engines import ASK
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 # The fixture `pair` checks after each test that both engines have all their blocks back.
 ASKED = prompt(100, 1)

@@ -13,7 +13,7 @@ import pytest
 from with_vllm import settings
 from with_vllm.engines import ASK, Engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "--setups pdkv --step-setups pdkv --model tiny --requests 2 --rounds 1 --tokens 65 --in-flight 4 --steps 20"
@@ -22,7 +22,8 @@ SMALL = "--setups pdkv --step-setups pdkv --model tiny --requests 2 --rounds 1 -
 def test_both_measurements_of_a_few_requests(tmp_path, logs):
     output = tmp_path / "found.json"
     command = [sys.executable, ROOT / "benches/vllm_handover.py", *SMALL.split()]
-    done = subprocess.run([*command, "--output", output, "--folder", logs], capture_output=True, text=True, timeout=580)
+    command += ["--output", output, "--folder", logs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| `pdkv` | **" in done.stdout
     found = json.loads(output.read_text())

@@ -17,7 +17,7 @@ from with_vllm.engines import ASK
 from with_vllm.fleet import LEASE_S
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 SEED = 5
 REQUESTS, AT_ONCE, NEW_TOKENS = 200, 8, 6

@@ -14,7 +14,7 @@ from with_vllm.fleet import proxy
 from with_vllm.prompts import prompt
 from with_vllm.servers import Program, Server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from with_vllm.answers import same
 from with_vllm.engines import ASK, Pair
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 

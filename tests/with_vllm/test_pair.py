@@ -8,7 +8,7 @@ from with_vllm.answers import same
 from with_vllm.engines import ASK
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 31, 32, 33, 64, 200, 1000])

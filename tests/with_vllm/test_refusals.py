@@ -12,7 +12,7 @@ from with_vllm.engines import Pair
 from with_vllm.ports import free_port
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 ASKED, OTHER = prompt(100, 1), prompt(100, 2)
 BLOCKS = 300

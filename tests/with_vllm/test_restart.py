@@ -10,7 +10,7 @@ from with_vllm.engines import ASK, Pair
 from with_vllm.ports import free_port
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 ASKED = prompt(150, 1)
 

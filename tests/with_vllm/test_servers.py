@@ -12,7 +12,7 @@ from with_vllm.engines import ASK
 from with_vllm.fleet import router
 from with_vllm.prompts import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 TEXTS = [
     "The capital of France is",

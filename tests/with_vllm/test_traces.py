@@ -16,7 +16,7 @@ from connectors.replay import trace
 from with_vllm import settings
 from with_vllm.engines import ASK, Engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 RELEASE = ".".join(vllm.__version__.split("+")[0].split(".")[:3])
 STARTING, STOPPING = ("start_worker", "start_scheduler"), ("stop",)
