@@ -41,9 +41,9 @@ BENCH_ARGS ?=
 FUZZ_TARGET ?= frames
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
-# Most tests wait for others most of the time, so two processes with tests take half of it.
-PYTEST_PROCESSES ?= 2
-SHARED_OUT := -n $(PYTEST_PROCESSES) --dist worksteal
+# How many processes share the tests of pytest out; 0 is this one alone. Two take less time, but twice the memory.
+PYTEST_PROCESSES ?= 0
+SHARED_OUT := $(if $(filter-out 0,$(PYTEST_PROCESSES)),-n $(PYTEST_PROCESSES) --dist worksteal)
 
 # The order of STYLE: cheap refusals first, the slow proofs after, pytest's summary last.
 CHECK_STEPS := fmt-check tidy clippy test-rust doc build lint-python types stubtest sdist example demo-small \

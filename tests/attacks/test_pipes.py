@@ -108,7 +108,7 @@ def test_stopped_sender_loses_nothing_within_the_timeout(start, transport):
 def test_a_lost_sender_that_goes_on_writes_into_nobodys_tensors(start, transport, rounds):
     """The memory it was given is not given to another pipe, however late it goes on writing."""
     for _ in range(rounds(2)):
-        sender, receiver = ends(start, transport, peer_timeout_s=3.0)
+        sender, receiver = ends(start, transport, peer_timeout_s=8.0)
         other = start("other", transport)
         sender.post("send", 0, SEED, 0, 100_000, LARGE)
         assert receiver.do("receive", 0, SEED, 0, 3, LARGE)["came"] == 3

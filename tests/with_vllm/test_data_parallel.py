@@ -26,9 +26,12 @@ def servers(logs, tiny):
         Server(name, logs, tiny, transfer=settings.transfer("pdkv", role), arguments=arguments)
         for name, role in (("double-prefill", "kv_producer"), ("double-decode", "kv_consumer"))
     ]
-    yield [server.wait() for server in both]
-    with ThreadPoolExecutor(2) as pool:
-        assert all(list(pool.map(Program.stop, both)))
+    try:
+        yield [server.wait() for server in both]
+    finally:
+        with ThreadPoolExecutor(2) as pool:
+            in_order = list(pool.map(Program.stop, both))
+    assert all(in_order)
 
 
 def rank(number):
