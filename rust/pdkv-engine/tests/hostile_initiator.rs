@@ -7,12 +7,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use common::fake::{Wire, hello};
+use common::fake::{Wire, claim, hello};
 use common::{BLOCKS, LAYERS, LEASE, Memory, WAIT, allocate, cache, engine, table};
 use pdkv_core::ErrorKind;
 use pdkv_core::id::{Incarnation, SessionToken, TransferId};
-use pdkv_core::plan::WireOrder;
-use pdkv_core::reference::Reference;
 use pdkv_core::wire::{self, Claim, Done, Hello, Message, StreamHello, StreamPurpose};
 use pdkv_engine::{Engine, Export, KvCache, PullOptions, TransportKind};
 
@@ -78,23 +76,6 @@ impl Scene {
         let mut ready = [0];
         stream.read_exact(&mut ready).unwrap();
         stream
-    }
-}
-
-fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Claim {
-    Claim {
-        transfer: TransferId(transfer),
-        reference: reference.clone(),
-        expected_digest: None,
-        expected_fingerprint: fingerprint,
-        first_block: 0,
-        num_blocks: reference.num_blocks,
-        first_layer: 0,
-        num_layers: LAYERS as u32,
-        transport: "tcp".to_owned(),
-        remaining: Duration::from_secs(60),
-        wants_table: false,
-        order: Some(WireOrder::LAYER_MAJOR),
     }
 }
 

@@ -8,13 +8,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use common::fake::{Wire, hello};
+use common::fake::{self, Wire, hello};
 use common::lane::{self, Player, answer, ask, frame, next, offer, request, word, words};
 use common::ucx::{self, Lane};
 use common::{BLOCK_BYTES, LAYERS, LEASE, Memory, WAIT, Way, allocate, cache, table};
 use pdkv_core::ErrorKind;
-use pdkv_core::id::{RegionId, SessionToken, TransferId};
-use pdkv_core::plan::WireOrder;
+use pdkv_core::id::{RegionId, SessionToken};
 use pdkv_core::reference::Reference;
 use pdkv_core::wire::{Claim, Hello, HelloAck, Message, RegionAdvert};
 use pdkv_engine::{Engine, KvCache, LocalSpan, PullOptions, RawOptions, RemoteSpan};
@@ -84,18 +83,8 @@ impl Scene {
 
 fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Message {
     Message::Claim(Box::new(Claim {
-        transfer: TransferId(transfer),
-        reference: reference.clone(),
-        expected_digest: None,
-        expected_fingerprint: fingerprint,
-        first_block: 0,
-        num_blocks: reference.num_blocks,
-        first_layer: 0,
-        num_layers: LAYERS as u32,
         transport: "ucx".to_owned(),
-        remaining: Duration::from_secs(60),
-        wants_table: false,
-        order: Some(WireOrder::LAYER_MAJOR),
+        ..fake::claim(transfer, reference, fingerprint)
     }))
 }
 

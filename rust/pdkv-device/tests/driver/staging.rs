@@ -8,9 +8,10 @@ use std::time::Duration;
 use pdkv_core::ErrorKind;
 use pdkv_device::Stop;
 use pdkv_device::cuda::{
-    DeviceRegion, Driver, Gpu, Holder, HostDirection, HostPath, HostPaths, Kernels, Sources, Staging, has_batch,
+    DeviceRegion, Driver, Gpu, Holder, HostDirection, HostPath, HostPaths, Kernels, Staging, has_batch,
 };
 
+use crate::alone::loaded;
 use crate::standin::{ALONE, IMAGE, calls, fail, reset, variant, whole};
 
 const BYTES: u64 = 300_000;
@@ -19,20 +20,6 @@ const NEVER: Duration = Duration::MAX;
 const A: Holder = Holder(1);
 const B: Holder = Holder(2);
 const C: Holder = Holder(3);
-
-/// A GPU of the stand-in with its kernels.
-fn gpu(driver: &Driver) -> Gpu {
-    let gpu = Gpu::open_on(driver, 0).unwrap();
-    let image = std::env::temp_dir().join(format!("pdkv-staging-image-{}", std::process::id()));
-    std::fs::write(&image, IMAGE).unwrap();
-    let sources = Sources {
-        named: Some(image.clone()),
-        ..Sources::of_process()
-    };
-    gpu.kernels_from(&sources).unwrap();
-    std::fs::remove_file(&image).unwrap();
-    gpu
-}
 
 fn region(gpu: &Gpu, seed: u64) -> (Arc<DeviceRegion>, Vec<u8>) {
     let bytes: Vec<u8> = (0..BYTES).map(|at| ((at * 31 + at / 251) ^ seed) as u8).collect();
@@ -61,7 +48,7 @@ fn what_is_packed_comes_out_elsewhere() {
     let Some((driver, path)) = whole() else {
         return;
     };
-    let gpu = gpu(&driver);
+    let gpu = loaded(&driver, 0);
     let never = AtomicBool::new(false);
     let (from, bytes) = region(&gpu, 0);
     let (to, untouched) = region(&gpu, 0x55);
@@ -104,7 +91,7 @@ fn stages_are_bounded_shared_and_waited_for() {
     let Some((driver, _)) = whole() else {
         return;
     };
-    let gpu = gpu(&driver);
+    let gpu = loaded(&driver, 0);
     let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
     let (from, _) = region(&gpu, 0);
     let staging = Staging::forced(&gpu, 100_000, NEVER, HostPaths::always(HostPath::Kernel));
@@ -144,7 +131,7 @@ fn stages_are_shared_out_and_who_came_first_is_served_first() {
     let Some((driver, _)) = whole() else {
         return;
     };
-    let gpu = gpu(&driver);
+    let gpu = loaded(&driver, 0);
     let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
     let staging = Staging::forced(&gpu, 8 << 20, NEVER, HostPaths::always(HostPath::Kernel));
     let part = staging.take(A, &never).unwrap();
@@ -214,7 +201,7 @@ fn a_peer_that_keeps_a_stage_waiting_is_told_once_others_want_it() {
     let Some((driver, _)) = whole() else {
         return;
     };
-    let gpu = gpu(&driver);
+    let gpu = loaded(&driver, 0);
     let never = AtomicBool::new(false);
     let patience = Duration::from_millis(100);
     let staging = Staging::forced(&gpu, 64 << 10, patience, HostPaths::always(HostPath::Kernel));
@@ -272,7 +259,7 @@ fn a_stage_whose_copy_failed_is_replaced() {
     let Some((driver, path)) = whole() else {
         return;
     };
-    let gpu = gpu(&driver);
+    let gpu = loaded(&driver, 0);
     let never = AtomicBool::new(false);
     let (from, _) = region(&gpu, 0);
     let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel));

@@ -5,9 +5,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use pdkv_core::id::{Incarnation, SessionToken};
+use pdkv_core::id::{Incarnation, SessionToken, TransferId};
+use pdkv_core::plan::WireOrder;
+use pdkv_core::reference::Reference;
 use pdkv_core::session::{self, features};
-use pdkv_core::wire::{self, FrameDecoder, Hello, HostFacts, MAX_FRAME, Message};
+use pdkv_core::wire::{self, Claim, FrameDecoder, Hello, HostFacts, MAX_FRAME, Message};
 
 /// One connection on which the test speaks.
 pub(crate) struct Wire {
@@ -86,6 +88,24 @@ pub(crate) fn hello() -> Hello {
         regions: Vec::new(),
         caches: Vec::new(),
         attempt: [0; 16],
+    }
+}
+
+/// A claim of all that a reference names, over tcp, of a cache of these tests.
+pub(crate) fn claim(transfer: u64, reference: &Reference, fingerprint: [u8; 32]) -> Claim {
+    Claim {
+        transfer: TransferId(transfer),
+        reference: reference.clone(),
+        expected_digest: None,
+        expected_fingerprint: fingerprint,
+        first_block: 0,
+        num_blocks: reference.num_blocks,
+        first_layer: 0,
+        num_layers: super::LAYERS as u32,
+        transport: "tcp".to_owned(),
+        remaining: Duration::from_secs(60),
+        wants_table: false,
+        order: Some(WireOrder::LAYER_MAJOR),
     }
 }
 

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_core::id::RegionId;
-use pdkv_core::wire::{DeviceAdvert, Hello, HostFacts, RegionAdvert};
-use pdkv_device::cuda::Gpu;
 use pdkv_engine::{Engine, LocalSpan, Peer, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
 
 use crate::common::child::Child;
-use crate::common::fake::{hello_from_here, owner};
+use crate::common::fake::owner;
 use crate::common::standin::is_here;
 use crate::common::{self, BLOCK_BYTES, Memory, WAIT, engine, memory};
+use crate::forged::with_a_region;
 
 const LEN: u64 = BLOCK_BYTES;
 
@@ -43,28 +42,7 @@ fn scene(answer: impl FnMut(UnixStream) + Send + 'static) -> Scene {
             }
         }
     });
-    let region = RegionAdvert {
-        id: RegionId(5),
-        len: LEN,
-        base_address: RegionAdvert::NOWHERE,
-        shared: None,
-        raw_access: true,
-        name: String::new(),
-        device: Some(DeviceAdvert {
-            uuid: Gpu::open(0).unwrap().uuid(),
-            sealed: String::new(),
-        }),
-    };
-    let from_here = hello_from_here();
-    let theirs = Hello {
-        host: HostFacts {
-            local_socket: name,
-            ..from_here.host.clone()
-        },
-        regions: vec![region],
-        ..from_here
-    };
-    let (address, owner) = owner(theirs, |mut wire| while wire.receive().is_some() {});
+    let (address, owner) = owner(with_a_region(name, LEN), |mut wire| while wire.receive().is_some() {});
     let reader = engine("reader", &[TransportKind::Cuda]);
     let peer = reader.connect(&address, Duration::from_secs(30)).unwrap();
     // Its first memory of a GPU, after the owner's was heard of: nobody asks at the door before the transfer does.

@@ -30,6 +30,31 @@ fn extent(region_offset: u64, len: u64, offset: u64, allocation: u64, kind: u64,
     [words(&[region_offset, len, offset, allocation, kind]), name.to_vec()].concat()
 }
 
+/// A hello of a neighbour with one region of a GPU, number 5, and a door of this name.
+pub(crate) fn with_a_region(door: String, len: u64) -> Hello {
+    let region = RegionAdvert {
+        id: RegionId(5),
+        len,
+        base_address: RegionAdvert::NOWHERE,
+        shared: None,
+        raw_access: true,
+        name: String::new(),
+        device: Some(DeviceAdvert {
+            uuid: Gpu::open(0).unwrap().uuid(),
+            sealed: String::new(),
+        }),
+    };
+    let from_here = hello_from_here();
+    Hello {
+        host: HostFacts {
+            local_socket: door,
+            ..from_here.host.clone()
+        },
+        regions: vec![region],
+        ..from_here
+    }
+}
+
 /// Reads 4 KiB of a region of a fake owner's GPU, whose door gives this answer.
 fn read(answer: Answer, fds: usize) -> pdkv_core::Error {
     static DOORS: AtomicUsize = AtomicUsize::new(0);
@@ -42,29 +67,7 @@ fn read(answer: Answer, fds: usize) -> pdkv_core::Error {
             lend(stream, &answer, fds);
         }
     });
-    let gpu = Gpu::open(0).unwrap();
-    let region = RegionAdvert {
-        id: RegionId(5),
-        len: LEN,
-        base_address: RegionAdvert::NOWHERE,
-        shared: None,
-        raw_access: true,
-        name: String::new(),
-        device: Some(DeviceAdvert {
-            uuid: gpu.uuid(),
-            sealed: String::new(),
-        }),
-    };
-    let from_here = hello_from_here();
-    let theirs = Hello {
-        host: HostFacts {
-            local_socket: name,
-            ..from_here.host.clone()
-        },
-        regions: vec![region],
-        ..from_here
-    };
-    let (address, script) = owner(theirs, |mut wire| while wire.receive().is_some() {});
+    let (address, script) = owner(with_a_region(name, LEN), |mut wire| while wire.receive().is_some() {});
     let reader = engine("reader", &[TransportKind::Cuda]);
     let here = reader.register(memory(Memory::Device, LEN), None, true).unwrap();
     let peer = reader.connect(&address, Duration::from_secs(30)).unwrap();

@@ -5,8 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
-use pdkv_core::id::{Incarnation, TransferId};
-use pdkv_core::plan::WireOrder;
+use pdkv_core::id::Incarnation;
 use pdkv_core::reference::Reference;
 use pdkv_core::wire::{self, Claim, Message, StreamHello, StreamPurpose};
 use pdkv_engine::{
@@ -14,7 +13,7 @@ use pdkv_engine::{
     TransportKind,
 };
 
-use crate::common::fake::Wire;
+use crate::common::fake::{Wire, claim};
 use crate::common::lane::request;
 use crate::common::standin::is_here;
 use crate::common::{BLOCKS, HEADS, LAYERS, LEASE, Memory, TOKENS, WAIT, cache_of, memory, table};
@@ -55,18 +54,8 @@ impl Fake {
         let mut wire = Wire::connect(address);
         let token = wire.shake_hands().token;
         wire.send(&Message::Claim(Box::new(Claim {
-            transfer: TransferId(1),
-            reference: reference.clone(),
-            expected_digest: None,
-            expected_fingerprint: fingerprint,
-            first_block: 0,
-            num_blocks: reference.num_blocks,
-            first_layer: 0,
-            num_layers: LAYERS as u32,
-            transport: "tcp".to_owned(),
             remaining: Duration::from_secs(100),
-            wants_table: false,
-            order: Some(WireOrder::LAYER_MAJOR),
+            ..claim(1, reference, fingerprint)
         })));
         assert!(matches!(wire.receive(), Some(Message::Grant(_))));
         let open = |_| {
