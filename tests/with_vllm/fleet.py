@@ -30,7 +30,7 @@ class Fleet:
 
         def server(name, role, policy):
             transfer = settings.transfer(connector, role, policy=policy, kv_lease_duration=LEASE_S)
-            return Server(name, folder, model, transfer=transfer, arguments=arguments)
+            return Server(name, folder, model, transfer=transfer, environment=settings.IN_PROCESS, arguments=arguments)
 
         self.reference = Engine("reference", folder, model, max_model_len=MAX_TOKENS, kv_cache_memory_bytes=KV_BYTES)
         self.prefills = [server(f"prefill-{at}", "kv_producer", "fail") for at in range(2)]

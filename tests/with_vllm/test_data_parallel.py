@@ -23,8 +23,11 @@ def servers(logs, tiny):
     arguments = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(settings.KV_BYTES))
     arguments += ("--data-parallel-size", "2")
     both = [
-        Server(name, logs, tiny, transfer=settings.transfer("pdkv", role), arguments=arguments)
-        for name, role in (("double-prefill", "kv_producer"), ("double-decode", "kv_consumer"))
+        Server(name, logs, tiny, transfer=transfer, environment=settings.IN_PROCESS, arguments=arguments)
+        for name, transfer in (
+            ("double-prefill", settings.transfer("pdkv", "kv_producer")),
+            ("double-decode", settings.transfer("pdkv", "kv_consumer")),
+        )
     ]
     try:
         yield [server.wait() for server in both]
