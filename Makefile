@@ -32,6 +32,8 @@ WITH_STANDIN = paths=$$(scripts/standin-cuda.sh $(STANDIN)) && set -- $$paths &&
 
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
 export PYO3_PYTHON := $(BIN)/python
+# Python keeps what it compiles, whatever the caller's habit: torch and vLLM come uncompiled, and a test starts many processes.
+export PYTHONDONTWRITEBYTECODE :=
 CARGO_FLAGS ?=
 # pdkv-py is a Python extension: it has no Rust tests of its own, tests/ exercises it through the wheel.
 RUST_TESTS := --workspace --exclude pdkv-py

@@ -173,6 +173,11 @@ class Host:
         self.engine.collective_rpc(_fill, args=(rank, value))
 
 
+def main(settings, pipe):
+    """Builds an engine from the settings, says so through the pipe, and serves it until the other end closes."""
+    Host(settings, pipe).run()
+
+
 def _picture(seed):
     """A picture of noise."""
     points = np.random.default_rng(seed).integers(0, 256, (PICTURE, PICTURE, 3), dtype=np.uint8)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from with_vllm import engine_entry, settings
+from with_vllm import forks, settings
 
 # An engine is built in a few seconds; on a machine that does much else it may take this long. The same for an answer.
 START_S = 900
@@ -30,13 +29,6 @@ ASK = {
 }
 
 
-def _forks():
-    """The context whose processes are forked from one that has imported vLLM already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["with_vllm.engine_process"])
-    return context
-
-
 class Engine:
     """One engine. What a command raises there is told here, and so is the end of its log when it has died."""
 
@@ -45,19 +37,11 @@ class Engine:
         self.log = folder / f"{name}.log"
         self._numbers = itertools.count()
         self._answers = {}
-        context = _forks()
-        self._pipe, theirs = context.Pipe()
-        variables = settings.ENVIRONMENT | settings.IN_PROCESS | (environment or {})
-        arguments = (theirs, settings.engine(model, **overrides), variables, str(self.log))
-        # The process that others are forked from takes its environment when the first one is.
-        saved = dict(os.environ)
-        os.environ.update(variables)
-        try:
-            self.process = context.Process(target=engine_entry.main, args=arguments, name=name)
-            self.process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
+        self._pipe, theirs = multiprocessing.Pipe()
+        arguments = (settings.engine(model, **overrides), theirs)
+        self.process = forks.start(
+            name, "with_vllm.engine_process", arguments, environment=environment or {}, log=self.log
+        )
         theirs.close()
         self._started = False
 

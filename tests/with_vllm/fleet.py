@@ -13,7 +13,7 @@ from with_vllm import models, settings
 from with_vllm.client import post
 from with_vllm.engines import Engine
 from with_vllm.ports import free_port
-from with_vllm.servers import Program, Server
+from with_vllm.servers import ForkedServer, Program
 
 MAX_TOKENS = 512
 # 120 blocks of this model.
@@ -30,7 +30,7 @@ class Fleet:
 
         def server(name, role, policy):
             transfer = settings.transfer(connector, role, policy=policy, kv_lease_duration=LEASE_S)
-            return Server(name, folder, model, transfer=transfer, environment=settings.IN_PROCESS, arguments=arguments)
+            return ForkedServer(name, folder, model, transfer=transfer, arguments=arguments)
 
         self.reference = Engine("reference", folder, model, max_model_len=MAX_TOKENS, kv_cache_memory_bytes=KV_BYTES)
         self.prefills = [server(f"prefill-{at}", "kv_producer", "fail") for at in range(2)]

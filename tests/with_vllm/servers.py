@@ -15,11 +15,12 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 
-from with_vllm import settings
+from with_vllm import forks, settings
 from with_vllm.ports import free_port
 
 # A server is up in half a minute; several at once, on a machine that does much else, may take this long.
 START_S = 900
+API_SERVER = "vllm.entrypoints.openai.api_server"
 
 
 class Program:
@@ -30,14 +31,18 @@ class Program:
         self.log = folder / f"{name}.log"
         self.url = f"http://127.0.0.1:{port}"
         self._health = health
-        self._environment = os.environ | settings.ENVIRONMENT | (environment or {})
+        self._environment = environment or {}
         self.start()
 
     def start(self):
         """Starts the program, again if it has ended, at the same port; its log goes on."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self.command,
+                env=os.environ | settings.ENVIRONMENT | self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def wait(self, timeout_s=START_S):
@@ -66,6 +71,7 @@ class Program:
         """As `kill -9` of the program and of all that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may not have come to its session
         self.process.wait(120)
 
     def stop(self):
@@ -88,7 +94,7 @@ class Server(Program):
         command = [
             sys.executable,
             "-m",
-            "vllm.entrypoints.openai.api_server",
+            API_SERVER,
             *("--model", str(model), "--served-model-name", "model"),
             *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
             *("--dtype", "float32", "--seed", "0", "--enforce-eager"),
@@ -99,3 +105,32 @@ class Server(Program):
         if transfer:
             command += ["--kv-transfer-config", json.dumps(transfer)]
         super().__init__(name, folder, command, port, environment=settings.side_channel() | (environment or {}))
+
+
+class ForkedServer(Server):
+    """The same, up within some seconds: it is forked from a process that has imported vLLM, and so is its engine."""
+
+    def start(self):
+        module, arguments = "with_vllm.server_process", self.command[self.command.index(API_SERVER) + 1 :]
+        process = forks.start(self.name, module, (arguments,), environment=self._environment, log=self.log)
+        self.process = _Forked(process)
+
+
+class _Forked:
+    """A forked process with as much of the face of `subprocess.Popen` as programs need."""
+
+    def __init__(self, process):
+        self._process = process
+        self.pid, self.terminate, self.kill = process.pid, process.terminate, process.kill
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout_s):
+        self._process.join(timeout_s)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout_s)

@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 # The engine steps in the process that asks. That of a server does in one of its own and not in a second one from there,
-# as on a machine with a GPU; on CPUs that is vLLM's default and costs another import of vLLM.
+# as on a machine with a GPU; on CPUs that would be vLLM's default.
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 

@@ -12,7 +12,7 @@ from with_vllm.answers import same
 from with_vllm.engines import ASK
 from with_vllm.fleet import proxy
 from with_vllm.prompts import prompt
-from with_vllm.servers import Program, Server
+from with_vllm.servers import ForkedServer, Program
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -23,7 +23,7 @@ def servers(logs, tiny):
     arguments = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(settings.KV_BYTES))
     arguments += ("--data-parallel-size", "2")
     both = [
-        Server(name, logs, tiny, transfer=transfer, environment=settings.IN_PROCESS, arguments=arguments)
+        ForkedServer(name, logs, tiny, transfer=transfer, arguments=arguments)
         for name, transfer in (
             ("double-prefill", settings.transfer("pdkv", "kv_producer")),
             ("double-decode", settings.transfer("pdkv", "kv_consumer")),
