@@ -15,9 +15,10 @@ import chance
 import pdkv
 from attacks import lanes
 from attacks.far import until
+from attacks.test_stop import PATIENT, impatient
 from attacks.test_storms import flat
+from patience import follows_the_machine
 
-IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 3.0}
 LARGE = {"layers": 4, "blocks": 128, "block_bytes": 128 << 10}
 WHOLE = list(range(128))
 SAME = [(block, block) for block in WHOLE]
@@ -30,10 +31,10 @@ ALL = [
 ]
 
 
-def met(start, name):
+def met(start, name, patience_s):
     """An owner that is stopped while a pull from it runs; returns both engines and what became of the pull."""
-    owner = start("owner", name, seed=1, **IMPATIENT, **LARGE)
-    initiator = start("initiator", name, seed=2, **IMPATIENT, **LARGE)
+    owner = start("owner", name, seed=1, **PATIENT, **LARGE)
+    initiator = start("initiator", name, seed=2, **impatient(patience_s), **LARGE)
     initiator.do("connect", owner.address)
     for _ in range(50):
         _, reference = owner.do("export", WHOLE, lease_s=600)
@@ -48,8 +49,9 @@ def met(start, name):
 
 
 @pytest.mark.parametrize("transport", ALL)
-def test_a_stopped_owner_sends_nothing_into_memory_that_was_quiesced(start, transport):
-    owner, reader, outcome = met(start, transport)
+@follows_the_machine
+def test_a_stopped_owner_sends_nothing_into_memory_that_was_quiesced(start, transport, patience_s):
+    owner, reader, outcome = met(start, transport, patience_s)
     assert isinstance(outcome["error"], pdkv.PeerLostError), outcome
     assert outcome["quiesced"]
     assert owner.stopped()
@@ -67,9 +69,8 @@ def test_a_stopped_owner_sends_nothing_into_memory_that_was_quiesced(start, tran
 @pytest.mark.parametrize("transport", ALL)
 @pytest.mark.parametrize("side", ["owner", "initiator"])
 def test_a_pause_within_the_timeout_costs_nothing(start, transport, side):
-    patient = {"peer_timeout_s": 60.0}
-    owner = start("owner", transport, seed=1, **patient, **LARGE)
-    initiator = start("initiator", transport, seed=2, **patient, **LARGE)
+    owner = start("owner", transport, seed=1, **PATIENT, **LARGE)
+    initiator = start("initiator", transport, seed=2, **PATIENT, **LARGE)
     initiator.do("connect", owner.address)
     far = owner if side == "owner" else initiator
     for verb, pinned, seed, reader in (("pull", "export", 1, initiator), ("push", "offer", 2, owner)):

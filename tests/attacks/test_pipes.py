@@ -13,6 +13,8 @@ import pytest
 
 import pdkv
 from attacks.far import until
+from attacks.test_stop import PATIENT, impatient
+from patience import follows_the_machine
 from pdkv.pipe import BrokenPipeException
 
 SMALL, LARGE = 128, 512 << 10  # words: 1 KiB in the stream, 4 MiB by the transport
@@ -71,8 +73,7 @@ def test_killed_receiver(start, transport, words):
 
 def test_stopped_receiver_holds_the_sender_back(start, transport):
     """What waits at the sender is bounded, and what was sent arrives when the receiver goes on."""
-    patient = {"peer_timeout_s": 60.0}
-    sender, receiver = start("sender", transport, **patient), start("receiver", transport, **patient)
+    sender, receiver = start("sender", transport, **PATIENT), start("receiver", transport, **PATIENT)
     sender.do("connect", receiver.address)
     receiver.do("connect", sender.address)
     limit = 4 * LARGE * 8
@@ -90,8 +91,7 @@ def test_stopped_receiver_holds_the_sender_back(start, transport):
 
 
 def test_stopped_sender_loses_nothing_within_the_timeout(start, transport):
-    patient = {"peer_timeout_s": 60.0}
-    sender, receiver = ends(start, transport, **patient)
+    sender, receiver = ends(start, transport, **PATIENT)
     sender.post("send", 0, SEED, 0, 40, LARGE)
     assert receiver.do("receive", 0, SEED, 0, 3, LARGE)["came"] == 3
     sender.stop()
@@ -105,10 +105,13 @@ def test_stopped_sender_loses_nothing_within_the_timeout(start, transport):
     assert sender.result()["error"] is None
 
 
-def test_a_lost_sender_that_goes_on_writes_into_nobodys_tensors(start, transport, rounds):
+@follows_the_machine
+def test_a_lost_sender_that_goes_on_writes_into_nobodys_tensors(start, transport, rounds, patience_s):
     """The memory it was given is not given to another pipe, however late it goes on writing."""
     for _ in range(rounds(2)):
-        sender, receiver = ends(start, transport, peer_timeout_s=8.0)
+        sender = start("sender", transport, **PATIENT)
+        receiver = start("receiver", transport, **impatient(patience_s))
+        connect(sender, receiver)
         other = start("other", transport)
         sender.post("send", 0, SEED, 0, 100_000, LARGE)
         assert receiver.do("receive", 0, SEED, 0, 3, LARGE)["came"] == 3

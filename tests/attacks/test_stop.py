@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pdkv
 from attacks.far import until
+from patience import follows_the_machine
 
-IMPATIENT = {"heartbeat_s": 0.2, "peer_timeout_s": 3.0}
+PATIENT = {"peer_timeout_s": 60.0}
 LARGE = {"layers": 4, "blocks": 128, "block_bytes": 128 << 10}
 BLOCKS = list(range(32))
 SAME = [(block, block) for block in BLOCKS]
 
 
-def test_stopped_owner(start, transport):
-    consumer = start("consumer", transport, seed=1, **IMPATIENT)
-    producer = start("producer", transport, seed=2, **IMPATIENT)
+def impatient(patience_s):
+    return {"heartbeat_s": 0.2, "peer_timeout_s": patience_s}
+
+
+@follows_the_machine
+def test_stopped_owner(start, transport, patience_s):
+    consumer = start("consumer", transport, seed=1, **impatient(patience_s))
+    producer = start("producer", transport, seed=2, **PATIENT)
     peer = consumer.do("connect", producer.address)
     _, reference = producer.do("export", BLOCKS, consumers=2, lease_s=600)
     producer.stop()
@@ -31,9 +37,10 @@ def test_stopped_owner(start, transport):
     assert consumer.do("wrong", 2, SAME) == []
 
 
-def test_stopped_initiator(start, transport):
-    consumer = start("consumer", transport, seed=1, **IMPATIENT)
-    producer = start("producer", transport, seed=2, **IMPATIENT)
+@follows_the_machine
+def test_stopped_initiator(start, transport, patience_s):
+    consumer = start("consumer", transport, seed=1, **PATIENT)
+    producer = start("producer", transport, seed=2, **impatient(patience_s))
     peer = consumer.do("connect", producer.address)
     _, reference = producer.do("export", BLOCKS, lease_s=600)
     consumer.stop()
@@ -46,10 +53,10 @@ def test_stopped_initiator(start, transport):
     assert consumer.do("wrong", 2, SAME) == []
 
 
-def claimed_and_stopped(start, transport):
+def claimed_and_stopped(start, transport, patience_s):
     """An owner with an offer, and its writer, stopped with the claim in its hands."""
-    owner = start("owner", transport, seed=1, **IMPATIENT, **LARGE)
-    writer = start("writer", transport, seed=2, **IMPATIENT, **LARGE)
+    owner = start("owner", transport, seed=1, **impatient(patience_s), **LARGE)
+    writer = start("writer", transport, seed=2, **PATIENT, **LARGE)
     writer.do("connect", owner.address)
     for _ in range(50):
         offer, reference = owner.do("offer", list(range(128)), lease_s=600)
@@ -63,8 +70,9 @@ def claimed_and_stopped(start, transport):
     raise AssertionError("the writer can't be caught with a claim")
 
 
-def test_stopped_writer_keeps_its_offer_until_it_is_dead(start, transport):
-    owner, writer, offer = claimed_and_stopped(start, transport)
+@follows_the_machine
+def test_stopped_writer_keeps_its_offer_until_it_is_dead(start, transport, patience_s):
+    owner, writer, offer = claimed_and_stopped(start, transport, patience_s)
     until(lambda: owner.do("peer_names") == [], "the loss of the writer")
     owner.do("release", offer)
     if transport in ("shm", "cma"):
@@ -75,8 +83,9 @@ def test_stopped_writer_keeps_its_offer_until_it_is_dead(start, transport):
     assert owner.do("wait_quiesced", offer)
 
 
-def test_stopped_writer_gives_its_offer_back_when_it_goes_on(start, transport):
-    owner, writer, offer = claimed_and_stopped(start, transport)
+@follows_the_machine
+def test_stopped_writer_gives_its_offer_back_when_it_goes_on(start, transport, patience_s):
+    owner, writer, offer = claimed_and_stopped(start, transport, patience_s)
     until(lambda: owner.do("peer_names") == [], "the loss of the writer")
     owner.do("release", offer)
     writer.go_on()
@@ -96,10 +105,9 @@ def test_stopped_writer_gives_its_offer_back_when_it_goes_on(start, transport):
 
 
 def test_stalled_consumer_does_not_delay_another(start, transport):
-    patient = {"peer_timeout_s": 60.0}
-    producer = start("producer", transport, seed=1, **patient, **LARGE)
-    stalled = start("stalled", transport, seed=2, **patient, **LARGE)
-    other = start("other", transport, seed=3, **patient, **LARGE)
+    producer = start("producer", transport, seed=1, **PATIENT, **LARGE)
+    stalled = start("stalled", transport, seed=2, **PATIENT, **LARGE)
+    other = start("other", transport, seed=3, **PATIENT, **LARGE)
     for consumer in (stalled, other):
         consumer.do("connect", producer.address)
     whole = list(range(128))

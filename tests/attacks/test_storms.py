@@ -8,6 +8,7 @@ import time
 
 import pdkv
 from attacks.far import until
+from patience import follows_the_machine
 
 BLOCKS = list(range(32))
 SAME = [(block, block) for block in BLOCKS]
@@ -92,8 +93,9 @@ def test_forks_under_transfers(start, transport):
     assert consumer.do("pull_again_and_again", reference, SAME, 1, 10) == 10
 
 
-def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent(start, transport):
-    consumer = start("consumer", transport, heartbeat_s=0.2, peer_timeout_s=2.0)
+@follows_the_machine
+def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent(start, transport, patience_s):
+    consumer = start("consumer", transport, heartbeat_s=0.2, peer_timeout_s=patience_s)
     producer = start("producer", transport, seed=1)
     peer = consumer.do("connect", producer.address)
     child = producer.do("fork", long=True)

@@ -10,18 +10,16 @@ import pytest
 
 from connectors.sides import consuming, producing, pull, until
 from connectors.test_directory import impostor
+from patience import follows_the_machine
 from pdkv.connectors.core import leases as module
 from pdkv.connectors.core.work import ProducerAddress, Watch, Work
 from pdkv.errors import ReferenceExpiredError, ReferenceUnknownError, ReferenceUsedError, TransferTimeoutError
 
 # Renewed every 0.1 s. What is exported has a lease that is much longer, so nothing here depends on being in time.
 SHORT_S = 0.3
-# For the tests in which a lease has to be kept alive in earnest.
-LEASE_S = 5.0
 
 
-@pytest.fixture
-def renewed(consumer, monkeypatch):
+def counted(consumer, monkeypatch):
     """How often each watched request's leases were renewed."""
     leases, counts = consumer.worker._leases, Counter()
     real = leases._renew
@@ -35,17 +33,23 @@ def renewed(consumer, monkeypatch):
     return counts
 
 
+@pytest.fixture
+def renewed(consumer, monkeypatch):
+    return counted(consumer, monkeypatch)
+
+
 def watch(consumer, producer, request_id, references, lease_s=SHORT_S):
     consumer.worker.carry(Work(watches=(Watch(request_id, producer.address, references, lease_s),)))
 
 
-def test_a_watched_lease_lives_until_the_pull(monkeypatch):
+@follows_the_machine
+def test_a_watched_lease_lives_until_the_pull(monkeypatch, patience_s):
     # Asked for so often that a machine would have to stand still for seconds to be late.
     monkeypatch.setattr(module, "_RATE", 40)
     with producing(groups=3) as producer, consuming(groups=3) as consumer:
-        references, value = producer.export("p-1", (5, 6), (), (7,), lease_s=LEASE_S)
-        watch(consumer, producer, "d-1", references, LEASE_S)
-        time.sleep(1.5 * LEASE_S)
+        references, value = producer.export("p-1", (5, 6), (), (7,), lease_s=patience_s)
+        watch(consumer, producer, "d-1", references, patience_s)
+        time.sleep(1.5 * patience_s)
         assert not producer.look().sent
         consumer.worker.carry(Work(pulls=(pull(producer.address, "d-1", references, (1, 2), (), (3,)),)))
         consumer.until_received("d-1")
@@ -57,13 +61,16 @@ def test_a_watched_lease_lives_until_the_pull(monkeypatch):
         assert not consumer.counts()
 
 
-def test_a_lease_that_nobody_watches_ends(producer, consumer, renewed):
-    references, _ = producer.export("p-1", (5, 6), lease_s=LEASE_S)
-    watch(consumer, producer, "d-1", references)
-    until(lambda: renewed["d-1"] >= 2)
-    consumer.worker.carry(Work(unwatches=("d-1", "d-unknown")))
-    producer.until_sent("p-1")
-    assert producer.counts() == {"num_kv_expired_reqs": 1}
+@follows_the_machine
+def test_a_lease_that_nobody_watches_ends(monkeypatch, patience_s):
+    with producing() as producer, consuming() as consumer:
+        renewed = counted(consumer, monkeypatch)
+        references, _ = producer.export("p-1", (5, 6), lease_s=patience_s)
+        watch(consumer, producer, "d-1", references)
+        until(lambda: renewed["d-1"] >= 2)
+        consumer.worker.carry(Work(unwatches=("d-1", "d-unknown")))
+        producer.until_sent("p-1")
+        assert producer.counts() == {"num_kv_expired_reqs": 1}
 
 
 def test_a_pull_ends_the_watch(producer, consumer, renewed):
@@ -134,12 +141,12 @@ def test_what_is_no_reference_is_not_watched(producer, consumer):
 
 
 def test_an_id_that_is_watched_again_is_watched_once(producer, consumer, renewed):
-    first, _ = producer.export("p-1", (5, 6), lease_s=LEASE_S)
+    first, _ = producer.export("p-1", (5, 6), lease_s=1.0)
     second, _ = producer.export("p-2", (7,))
     watch(consumer, producer, "d-1", first)
     watch(consumer, producer, "d-1", second)
     producer.until_sent("p-1")
-    assert renewed["d-1"]
+    until(lambda: renewed["d-1"])
     assert "p-2" not in producer.sent
 
 

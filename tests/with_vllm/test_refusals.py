@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -16,8 +17,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 ASKED, OTHER = prompt(100, 1), prompt(100, 2)
 BLOCKS = 300
-# Long enough for whoever is slow to come in time, and short enough to wait for its end. In seconds.
-LEASE_S = 8
+# Short enough to wait for its end, in seconds; and what must be fetched in time has a long one.
+LEASE_S, LONG_LEASE_S = 8, 1800
 
 
 @dataclass
@@ -37,6 +38,15 @@ class World:
         else:
             assert same(found, self.reference)
             assert self.pair.decode.call("computed") - computed == len(asked) + 7
+
+    def hand_over_for_long(self):
+        """Prefills `ASKED` for a decode that may be as slow as it likes."""
+        for_leases = functools.partial(self.pair.prefill.call, "run", module="with_vllm.leases", function="last")
+        for_leases(lease_s=LONG_LEASE_S)
+        try:
+            return self.pair.hand_over(ASKED)
+        finally:
+            for_leases(lease_s=LEASE_S)
 
     def reuse_blocks(self):
         """Has the prefilling engine write other prompts into all of its blocks."""
@@ -68,18 +78,19 @@ def world(logs, tiny, request):
 
 def test_nothing_wrong(world):
     computed = world.pair.decode.call("computed")
-    assert same(world.pair.ask(ASKED, max_tokens=8), world.reference)
+    params = world.hand_over_for_long()
+    assert same(world.pair.decode.ask(ASKED, params=params, max_tokens=8), world.reference)
     assert world.pair.decode.call("computed") - computed == 8
 
 
 def test_reference_that_was_used_before(world):
-    params = world.pair.hand_over(ASKED)
+    params = world.hand_over_for_long()
     assert same(world.pair.decode.ask(ASKED, params=params), world.reference)
     world.check(params)
 
 
 def test_reference_that_was_used_before_its_blocks_were_written_again(world):
-    params = world.pair.hand_over(ASKED)
+    params = world.hand_over_for_long()
     assert same(world.pair.decode.ask(ASKED, params=params), world.reference)
     world.pair.prefill.wait_until_idle()
     world.reuse_blocks()
