@@ -30,6 +30,10 @@ STANDIN := $(abspath $(or $(CARGO_TARGET_DIR),target))/standin
 WITH_STANDIN = paths=$$(scripts/standin-cuda.sh $(STANDIN)) && set -- $$paths && \
 	PDKV_CUDA_LIBRARY="$$1" PDKV_CUDA_IMAGE="$$2"
 
+# Whoever has no C++ compiler does without the stand-in, unless it is insisted on.
+NEEDS_CXX = command -v $${CXX:-c++} >/dev/null || [ "$$PDKV_CXX_REQUIRED" = 1 ] || \
+	{ echo 'no C++ compiler: what runs over the stand-in for the CUDA driver is skipped' >&2; exit 0; }
+
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
 export PYO3_PYTHON := $(BIN)/python
 # Python keeps what it compiles, whatever the caller's habit: torch and vLLM come uncompiled, and a test starts many processes.
@@ -177,10 +181,10 @@ demo-small: $(DEPENDENCIES)
 
 # A process keeps the driver that it has opened, so what needs one has a run of its own, on the stand-in.
 test-gpu: $(DEPENDENCIES)
-	@$(WITH_STANDIN) $(BIN)/pytest -q tests/with_gpu $(PYTEST_ARGS)
+	@$(NEEDS_CXX); $(WITH_STANDIN) $(BIN)/pytest -q tests/with_gpu $(PYTEST_ARGS)
 
 gpu-check-dry: $(DEPENDENCIES)
-	@$(WITH_STANDIN) PYTHONPATH=benches $(BIN)/python -m gpu_check --dry --out $(STANDIN)/gpu-check $(GPU_CHECK_ARGS)
+	@$(NEEDS_CXX); $(WITH_STANDIN) PYTHONPATH=benches $(BIN)/python -m gpu_check --dry --out $(STANDIN)/gpu-check $(GPU_CHECK_ARGS)
 
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch

@@ -41,6 +41,20 @@ class Dlpack:
         return self.pool.__dlpack__(**options)
 
 
+class Jax(Dlpack):
+    """A JAX array: DLPack, and a CUDA array interface that is too old to name a stream."""
+
+    def __init__(self, pool):
+        super().__init__(pool)
+        self.__cuda_array_interface__ = {
+            "shape": (pool.nbytes,),
+            "typestr": "|u1",
+            "data": (pool.address, True),
+            "strides": None,
+            "version": 2,
+        }
+
+
 class Tensor:
     """A torch tensor on a GPU."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import weakref
 
 import numpy as np
@@ -98,11 +99,27 @@ def test_dlpack_of_a_gpu():
         assert _core.dlpack_facts(capsule) == (pool.address, [300], [1], 1, "uint8", False)
 
 
+def laid():
+    """How many stretches of memory the stand-in has mapped."""
+    standin = ctypes.CDLL(os.environ["PDKV_CUDA_LIBRARY"])
+    standin.standin_report.restype = ctypes.c_char_p
+    lines = (line.partition("=") for line in standin.standin_report().decode().splitlines())
+    return int({name: count for name, _, count in lines}["laid"])
+
+
 def test_capsules_that_nobody_takes_let_go():
     pool = on_gpu(300)
+    with_it = laid()
     capsules = [pool.__dlpack__(max_version=version) for version in (None, (1, 0)) for _ in range(100)]
-    del pool, capsules
+    del pool
     gc.collect()
+    assert laid() == with_it
+    del capsules[1:]
+    gc.collect()
+    assert laid() == with_it, "one is enough to keep the memory"
+    capsules.clear()
+    gc.collect()
+    assert laid() == with_it - 1
 
 
 @pytest.mark.parametrize("options", [{"dl_device": (1, 0)}, {"dl_device": (2, 1)}, {"copy": True}])

@@ -10,7 +10,7 @@ import pytest
 
 import pdkv
 from pdkv._core import CudaLoop
-from with_gpu.tensors import Cupy, Dlpack, Tensor, on_gpu, torch_on
+from with_gpu.tensors import Cupy, Dlpack, Jax, Tensor, on_gpu, torch_on
 
 
 def test_a_pool_is_registered_as_it_is(pair):
@@ -28,6 +28,16 @@ def test_dlpack_is_asked_for_with_a_stream_and_kept(pair):
     (asked,) = tensor.asked
     assert asked.pop("stream") > 2
     assert asked == {"max_version": (1, 1)}
+
+
+def test_an_interface_that_names_no_stream_gives_way_to_dlpack(pair):
+    tensor = Jax(on_gpu(4096, 1))
+    assert pair[0].register(tensor).nbytes == 4096
+    (asked,) = tensor.asked
+    assert asked["stream"] > 2, "or what JAX has under way would run into what arrives"
+    tensor.__cuda_array_interface__ |= {"version": 3, "stream": None}
+    assert pair[0].register(tensor).nbytes == 4096
+    assert len(tensor.asked) == 1
 
 
 def test_torch_tensors_keep_their_storage(pair, monkeypatch):

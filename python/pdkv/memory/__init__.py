@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdkv import _core
-from pdkv.memory.cuda import from_cuda_array_interface
+from pdkv.memory.cuda import from_cuda_array_interface, lacks_stream
 from pdkv.memory.dlpack import from_dlpack
 from pdkv.memory.facts import CPU, MemoryFacts
 from pdkv.memory.host import from_array_interface, from_buffer
@@ -25,7 +25,8 @@ def describe(tensor: Any) -> MemoryFacts:
 
     Args:
         tensor: A torch tensor, a `pdkv.Pool`, or anything with `__cuda_array_interface__`, `__array_interface__`,
-            `__dlpack__` or the buffer protocol; the first of these that it has is asked.
+            `__dlpack__` or the buffer protocol; the first of these that it has is asked. A CUDA array interface before
+            version 3 names no stream, so whoever speaks DLPack too (JAX) is asked for that.
 
     Returns:
         The facts, with whatever keeps the memory alive.
@@ -39,11 +40,12 @@ def describe(tensor: Any) -> MemoryFacts:
         return from_torch(tensor)
     if isinstance(tensor, _core.Pool):
         return _from_pool(tensor)
-    if hasattr(tensor, "__cuda_array_interface__"):
+    speaks_dlpack = hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__")
+    if hasattr(tensor, "__cuda_array_interface__") and not (speaks_dlpack and lacks_stream(tensor)):
         return from_cuda_array_interface(tensor)
     if hasattr(tensor, "__array_interface__"):
         return from_array_interface(tensor)
-    if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+    if speaks_dlpack:
         return from_dlpack(tensor)
     return from_buffer(tensor)
 

@@ -10,9 +10,10 @@ from typing import Any
 from pdkv.errors import LayoutError, RegionError, UnsupportedError
 from pdkv.memory.facts import OPERATION, MemoryFacts, contiguous, nonsense, plain_name, typestr_name
 
-__all__ = ["LEGACY_STREAM", "from_cuda_array_interface"]
+__all__ = ["LEGACY_STREAM", "from_cuda_array_interface", "lacks_stream"]
 
 _VERSIONS = (2, 3)
+_WITH_STREAM = 3
 LEGACY_STREAM = 1  # the driver's handle of the legacy default stream, which CUDA's runtime also calls 0
 
 
@@ -31,6 +32,14 @@ def from_cuda_array_interface(array: Any) -> MemoryFacts:
         if isinstance(error, (LayoutError, RegionError)):
             raise
         raise nonsense(what, f"{type(error).__name__}: {error}") from error
+
+
+def lacks_stream(array: Any) -> bool:
+    """Whether the interface is of a version that can't say on which stream its owner still works."""
+    try:
+        return bool(array.__cuda_array_interface__["version"] < _WITH_STREAM)
+    except (AttributeError, KeyError, TypeError):
+        return False  # nonsense, which reading it names
 
 
 def _read(interface: dict[str, Any], array: Any, what: str) -> MemoryFacts:
@@ -60,7 +69,7 @@ def _read(interface: dict[str, Any], array: Any, what: str) -> MemoryFacts:
         pinned=False,
         keep=array,
         device="cuda",
-        stream=_stream(interface.get("stream"), what) if version > 2 else None,
+        stream=_stream(interface.get("stream"), what) if version >= _WITH_STREAM else None,
     )
 
 
