@@ -90,6 +90,7 @@ class Engine:
         lease_s: float | None = None,
         ucx: UcxConfig | None = None,
         staging_bytes: int | None = None,
+        staging_patience_s: float | None = None,
     ) -> Engine: ...
     @property
     def name(self) -> str: ...

@@ -473,7 +473,9 @@ def test_what_is_the_engines_to_know_reaches_it(monkeypatch):
         return Engine(name, **how)
 
     monkeypatch.setattr("pdkv.connectors.core.worker.Engine", engine)
-    for settings in ({}, {"threads": 3, "transports": ("tcp",), "staging_bytes": 8 << 20}):
+    given = {"threads": 3, "transports": ("tcp",), "staging_bytes": 8 << 20, "staging_patience": 7.5}
+    for settings in ({}, given):
         with consuming(**settings):
             for name in ("threads", "transports", "staging_bytes"):
                 assert told[-1][name] == settings.get(name)
+            assert told[-1]["staging_patience_s"] == settings.get("staging_patience")

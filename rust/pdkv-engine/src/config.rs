@@ -42,7 +42,7 @@ pub struct EngineConfig {
     /// never all of it while there is more than one step. 0 has such transfers refused.
     pub staging_bytes: u64,
     /// How long a peer may keep a step of that waiting, by not reading what is sent to it or not sending what it has begun, while others wait for
-    /// one: then its transfer is ended. Default 30 s.
+    /// one: then its transfer is ended. Default 30 s; must be more than 0.
     pub staging_patience: Duration,
 }
 
@@ -108,6 +108,12 @@ impl EngineConfig {
                     self.peer_timeout, self.heartbeat
                 ),
                 "a peer may miss one heartbeat without being lost",
+            );
+        }
+        if self.staging_patience.is_zero() {
+            return bad(
+                "`staging_patience` is 0",
+                "more than 0: every peer keeps a stage for a moment",
             );
         }
         if self.spin > Duration::from_millis(10) {
@@ -217,6 +223,13 @@ mod tests {
                     ..EngineConfig::default()
                 },
                 "spin",
+            ),
+            (
+                EngineConfig {
+                    staging_patience: Duration::ZERO,
+                    ..EngineConfig::default()
+                },
+                "staging_patience",
             ),
         ] {
             let error = config.validate().unwrap_err();

@@ -54,6 +54,8 @@ pub(crate) struct Handle {
 ///     ucx: Settings of the `ucx` transport, a `UcxConfig`.
 ///     staging_bytes: Bytes of pinned host memory for each GPU through which its memory goes by `tcp`, 64 MiB by default;
 ///         taken in steps of 4 MiB as transfers need it, and 0 has such transfers refused.
+///     staging_patience_s: How long a peer may keep a step of that waiting, by not reading or not sending, while others wait
+///         for one; then its transfer ends as a `TransferTimeoutError`. 30 s by default.
 ///
 /// Raises:
 ///     ConfigError: A setting is bad; names it and the accepted values.
@@ -66,10 +68,10 @@ impl PyEngine {
     #[pyo3(signature = (
         name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
         heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None,
-        staging_bytes=None,
+        staging_bytes=None, staging_patience_s=None,
     ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
         insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None, \
-        staging_bytes=None)")]
+        staging_bytes=None, staging_patience_s=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -84,6 +86,7 @@ impl PyEngine {
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
         ucx: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::staging_bytes)] staging_bytes: Option<u64>,
+        #[pyo3(from_py_with = number::optional_seconds)] staging_patience_s: Option<f64>,
     ) -> PyResult<Self> {
         let mut config = EngineConfig {
             listen,
@@ -99,6 +102,8 @@ impl PyEngine {
         config.tcp_streams = tcp_streams.unwrap_or(config.tcp_streams);
         config.heartbeat = enter::timeout(py, "heartbeat_s", heartbeat_s)?.unwrap_or(config.heartbeat);
         config.peer_timeout = enter::timeout(py, "peer_timeout_s", peer_timeout_s)?.unwrap_or(config.peer_timeout);
+        let patience = enter::timeout(py, "staging_patience_s", staging_patience_s)?;
+        config.staging_patience = patience.unwrap_or(config.staging_patience);
         let lease = enter::duration(py, "lease_s", lease_s.unwrap_or(30.0))?;
         let engine = enter::detached(py, || Engine::new(name, config))?;
         Ok(Self(Arc::new(Handle { engine, lease })))

@@ -63,6 +63,8 @@ class Settings:
         threads: Copying threads of each rank's engine; `None` lets the engine choose.
         staging_bytes: Bytes of pinned memory through which the memory of each rank's GPU goes by `tcp`, where nothing
             touches it directly. 0 refuses to; `None` lets the engine choose.
+        staging_patience: Seconds that another instance may keep a part of that memory waiting, by not reading or not
+            sending, while others wait for it; then that load ends. `None` lets the engine choose.
         kv_lease_duration: Seconds that a producer keeps blocks for a consumer that says nothing. Consumers renew at a
             third of it.
         transfer_timeout: Seconds that a load may take in all, from the order to the last byte.
@@ -82,6 +84,7 @@ class Settings:
     require: str | None = None
     threads: int | None = None
     staging_bytes: int | None = None
+    staging_patience: float | None = None
     kv_lease_duration: float = 30.0
     transfer_timeout: float = 60.0
     connect_timeout: float = 5.0
@@ -166,8 +169,10 @@ class Settings:
         return UcxConfig(**given)
 
     def _check(self) -> None:
-        for name in ("kv_lease_duration", "transfer_timeout", "connect_timeout"):
+        for name in ("kv_lease_duration", "transfer_timeout", "connect_timeout", "staging_patience"):
             value = getattr(self, name)
+            if value is None and name == "staging_patience":
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise _bad(name, value, "give seconds, more than 0")
         for name in ("port", "engine_port"):

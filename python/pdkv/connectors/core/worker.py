@@ -165,6 +165,7 @@ def _engine(name: str, settings: Settings, rank: int) -> Engine:
             lease_s=settings.kv_lease_duration,
             ucx=settings.ucx_config(),
             staging_bytes=settings.staging_bytes,
+            staging_patience_s=settings.staging_patience,
         )
     except ConfigError as error:
         if error.operation != "listen":
