@@ -3,7 +3,7 @@
 //! A kernel takes pieces of any size and keeps multiprocessors busy that an LLM engine would like to have; copy engines take none of them, and a
 //! while for each piece. Which is faster for which pieces is measured once for each device of a process.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use pdkv_core::Result;
 
@@ -69,31 +69,8 @@ impl HostPaths {
     /// # Errors
     /// `Device` when the driver fails.
     pub fn of(kernels: &Kernels) -> Result<Self> {
-        match Self::known(kernels) {
-            Some(known) => Ok(known),
-            None => Self::measure_alone(
-                kernels,
-                kernels.measuring().lock().unwrap_or_else(PoisonError::into_inner),
-            ),
-        }
-    }
-
-    /// The same; `None` while somebody else measures, who is not waited for.
-    ///
-    /// # Errors
-    /// As [`HostPaths::of`].
-    pub fn try_of(kernels: &Kernels) -> Result<Option<Self>> {
-        if let Some(known) = Self::known(kernels) {
-            return Ok(Some(known));
-        }
-        match kernels.measuring().try_lock() {
-            Ok(alone) => Self::measure_alone(kernels, alone).map(Some),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Two at a time would measure each other.
-    fn measure_alone(kernels: &Kernels, _alone: MutexGuard<'_, ()>) -> Result<Self> {
+        // Two at a time would measure each other.
+        let _alone = kernels.measuring().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = Self::known(kernels) {
             return Ok(known);
         }

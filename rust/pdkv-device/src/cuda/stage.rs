@@ -7,6 +7,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use super::gpu::Gpu;
 use super::host::HostAccess;
 use super::host_paths::{HostDirection, HostPath, HostPaths, LINK_BLOCKS};
+use super::pages::Kernels;
 use super::peer_clock::PeerClock;
 use super::queue::CopyQueue;
 use super::region::DeviceRegion;
@@ -32,7 +33,9 @@ pub(super) struct Parts {
     queue: CopyQueue,
     access: Arc<HostAccess>,
     host: Arc<HostRegion>,
-    paths: HostPaths,
+    /// What is to be done whatever was measured.
+    forced: Option<HostPaths>,
+    kernels: Kernels,
     jobs: Jobs,
     /// Device address, offset in the stage, bytes.
     pieces: Vec<(u64, u64, u64)>,
@@ -42,16 +45,16 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn new(gpu: &Gpu, bytes: u64, paths: Option<HostPaths>) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, bytes: u64, forced: Option<HostPaths>) -> Result<Self> {
         let host = HostRegion::allocate(bytes, HugePages::Try)?;
         let access = HostAccess::of(gpu, &host)?;
         let kernels = gpu.kernels()?;
-        let paths = paths.map_or_else(|| HostPaths::of(kernels), Ok)?;
         Ok(Self {
             host,
             access,
             queue: CopyQueue::new(kernels)?,
-            paths,
+            forced,
+            kernels: kernels.clone(),
             jobs: Jobs::default(),
             pieces: Vec::new(),
             runs: Vec::new(),
@@ -93,9 +96,7 @@ impl Stage {
             let message = format!("`{len}` bytes at `{offset}` leave a region of `{}` bytes", region.len());
             return Err(Error::new(ErrorKind::Region, STAGE, message));
         }
-        region
-            .reached_by(self.staging.gpu())
-            .map_err(|reason| Error::new(ErrorKind::Unsupported, STAGE, reason))?;
+        region.reached_by(self.staging.gpu())?;
         let len = len.min(self.staging.stage_bytes() - self.used);
         let parts = usable(&mut self.parts)?;
         if len > 0 {
@@ -203,8 +204,10 @@ impl Stage {
 
 impl Parts {
     fn run(&mut self, direction: HostDirection, bytes: u64) -> Result<()> {
-        let path = self.paths.choose(direction, bytes, self.runs.len() as u64);
-        let ticket = match path {
+        let paths = self.forced.or_else(|| HostPaths::known(&self.kernels));
+        let path = paths.map(|paths| paths.choose(direction, bytes, self.runs.len() as u64));
+        // What is not measured yet a kernel copies.
+        let ticket = match path.unwrap_or(HostPath::Kernel) {
             // SAFETY: the pieces lie in device regions that are held and in the stage's own memory; both are waited for below. Whoever
             // writes the same device memory meanwhile writes foreign bytes, which is no business of the memory's safety.
             HostPath::Batch => unsafe { self.queue.post_batch(&self.runs) }?,

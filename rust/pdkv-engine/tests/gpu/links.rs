@@ -2,12 +2,31 @@
 
 use std::time::Duration;
 
-use pdkv_engine::{Engine, LocalSpan, Peer, RawOptions, RemoteSpan, TransportKind};
+use pdkv_core::reference::Reference;
+use pdkv_device::cuda::Gpu;
+use pdkv_engine::{Engine, LocalSpan, Peer, PullOptions, RawOptions, Region, RemoteSpan, TransportKind};
 
-use crate::common::standin::{count, is_here, is_here_with};
-use crate::common::{Memory, WAIT, engine, memory};
+use crate::common::child::Child;
+use crate::common::standin::{Hold, count, is_here, is_here_with};
+use crate::common::{Memory, WAIT, await_measurement, cache, engine, memory, table};
+use crate::eventually;
 
 const LEN: u64 = 4 << 20;
+
+/// All of both.
+fn spans(here: &Region, there: &Region) -> (LocalSpan, RemoteSpan) {
+    let near = LocalSpan {
+        region: here.id(),
+        offset: 0,
+        len: LEN,
+    };
+    let far = RemoteSpan {
+        region: there.id(),
+        offset: 0,
+        len: LEN,
+    };
+    (near, far)
+}
 
 struct Ends {
     owner: Engine,
@@ -33,16 +52,7 @@ impl Ends {
         let here = self.reader.register(memory(ours, LEN), None, true).unwrap();
         let bytes: Vec<u8> = (0..LEN).map(|at| (at * 31 + at / 251) as u8).collect();
         there.memory().write_at(0, &bytes).unwrap();
-        let near = LocalSpan {
-            region: here.id(),
-            offset: 0,
-            len: LEN,
-        };
-        let far = RemoteSpan {
-            region: there.id(),
-            offset: 0,
-            len: LEN,
-        };
+        let (near, far) = spans(&here, &there);
         let transfer = self.peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
         transfer.wait(WAIT).unwrap();
         let mut got = vec![0; LEN as usize];
@@ -78,15 +88,34 @@ fn what_goes_over_a_link_takes_no_more_of_the_gpu_than_fills_it() {
 }
 
 #[test]
-fn the_way_between_host_and_gpu_is_measured_once_and_not_before_it_is_needed() {
-    if !is_here("links::the_way_between_host_and_gpu_is_measured_once_and_not_before_it_is_needed") {
+fn the_way_between_host_and_gpu_is_measured_once_beside_the_registration_and_nobody_waits_for_it() {
+    const NAME: &str =
+        "links::the_way_between_host_and_gpu_is_measured_once_beside_the_registration_and_nobody_waits_for_it";
+    if !is_here(NAME) {
         return;
     }
-    let measured = || count("calls cuEventElapsedTime");
     let ends = Ends::new();
-    ends.read(Memory::Device, Memory::Malloc);
-    assert_eq!(measured(), 0);
-    ends.read(Memory::Private, Memory::Device);
+    let (there, here) = (memory(Memory::Private, LEN), memory(Memory::Device, LEN));
+    let held = Hold::kernels();
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        // What is measured stands still.
+        scope.spawn(|| say.send(ends.reader.register(here, None, true)));
+        let here = said
+            .recv_timeout(WAIT.unwrap())
+            .expect("registration waits for nothing");
+        let here = here.unwrap();
+        eventually("the measurement has begun", || count("launches") == 1);
+        let there = ends.owner.register(there, None, true).unwrap();
+        let (near, far) = spans(&here, &there);
+        let transfer = ends.peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
+        eventually("a transfer goes by a kernel meanwhile", || count("launches") == 2);
+        assert_eq!(count("calls cuMemcpyBatchAsync"), 0);
+        drop(held);
+        transfer.wait(WAIT).unwrap();
+    });
+    await_measurement(&Gpu::open(0).unwrap());
+    let measured = || count("calls cuEventElapsedTime");
     let once = measured();
     assert!(once > 0);
     for (theirs, ours) in [(Memory::Device, Memory::Private), (Memory::Private, Memory::Device)] {
@@ -95,4 +124,20 @@ fn the_way_between_host_and_gpu_is_measured_once_and_not_before_it_is_needed() {
     let other = Ends::new();
     other.read(Memory::Device, Memory::Private);
     assert_eq!(measured(), once);
+}
+
+#[test]
+fn a_process_without_memory_of_the_gpu_has_the_way_measured_too() {
+    if !is_here("links::a_process_without_memory_of_the_gpu_has_the_way_measured_too") {
+        return;
+    }
+    let mut child = Child::start("processes::child", &[("PDKV_TEST_MEMORY", "malloc")]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let cache = cache(&engine, Memory::Private);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    assert_eq!(count("launches"), 0);
+    let export = Reference::from_json(&child.ask("export 5")).unwrap();
+    let pulled = cache.pull(&export, table(&[1]), &PullOptions::default()).unwrap();
+    pulled.wait(WAIT).unwrap();
+    eventually("the measurement", || count("calls cuEventElapsedTime") > 0);
 }

@@ -59,11 +59,14 @@ impl Gpus {
         self.book().desks.values().cloned().collect()
     }
 
-    /// Opens the desks of memory that was just registered, so that no transfer waits for kernels to be compiled.
+    /// Opens the desks of memory that was just registered, so that no transfer waits for kernels to be compiled, and has measured what later ones
+    /// go by while the GPU has little to do. Waits for neither.
     pub(crate) fn warm<'a>(&self, memory: impl IntoIterator<Item = &'a Memory>) {
         for region in memory.into_iter().filter_map(Memory::device) {
             // Without a thread now, the first transfer tries again.
-            let _ = self.desk(region.gpu());
+            if let Ok(desk) = self.desk(region.gpu()) {
+                desk.measure();
+            }
         }
     }
 
@@ -75,7 +78,7 @@ impl Gpus {
         let refuse = |reason: String| Error::new(ErrorKind::Unsupported, "cuda", reason);
         let region = match memory {
             Memory::Device(region) => {
-                region.reached_by(gpu).map_err(refuse)?;
+                region.reached_by(gpu)?;
                 return Ok(Reach::Device(Arc::clone(region)));
             }
             Memory::Host(region) => region,
@@ -117,7 +120,7 @@ impl Gpus {
     /// Why it doesn't.
     pub(super) fn may_reach(&self, gpu: &Gpu, memory: &Memory) -> Result<(), String> {
         match memory {
-            Memory::Device(region) => region.reached_by(gpu),
+            Memory::Device(region) => region.reached_by(gpu).map_err(|error| error.message().to_owned()),
             Memory::Host(region) => match self.book().host.get(&key(gpu, region)) {
                 Some(Err(reason)) => Err(reason.clone()),
                 _ => Ok(()),

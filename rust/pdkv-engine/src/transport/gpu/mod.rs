@@ -83,6 +83,7 @@ impl GpuLink {
         self.borrow_all(gpu, &lent, &stopped)?;
         let far = work.remote.iter().map(|region| self.see(gpu, region, work));
         let far: Vec<_> = far.collect::<Result<_>>()?;
+        // For a process that has no memory of this GPU itself.
         if [&near, &far].into_iter().flatten().any(is_host) {
             desk.measure();
         }
@@ -154,17 +155,11 @@ fn is_host(reach: &Reach) -> bool {
     matches!(reach, Reach::Host(_))
 }
 
-/// Whether nobody has to be asked for anything, and nothing to be measured.
+/// Whether nobody has to be asked for anything.
 fn is_ready(desk: &Desk, work: &Work) -> bool {
-    let (gpu, measured) = (desk.gpu(), desk.is_measured());
-    let mut near = work.local.iter();
-    let mut far = work.remote.iter();
-    near.all(|memory| work.shared.gpus.reaches_now(gpu, memory) && (measured || memory.device().is_some()))
-        && far.all(|region| match region.views.now(gpu) {
-            Some(Ok(reach)) => measured || !is_host(&reach),
-            Some(Err(_)) => true,
-            None => false,
-        })
+    let gpu = desk.gpu();
+    let near = |memory| work.shared.gpus.reaches_now(gpu, memory);
+    work.local.iter().all(near) && work.remote.iter().all(|region| region.views.now(gpu).is_some())
 }
 
 /// The GPU that copies: the one of our memory, else the one of the peer's.
