@@ -454,6 +454,11 @@ impl Region {
         &self.local.memory
     }
 
+    /// Whether peers on this host can map all of it, as they were told when it was registered.
+    pub fn is_shared(&self) -> bool {
+        self.local.is_shared()
+    }
+
     /// What a peer needs to name it.
     pub fn describe(&self) -> RegionDescriptor {
         RegionDescriptor {

@@ -15,6 +15,7 @@ use pdkv_device::cuda::{DeviceMapping, DeviceRegion, Gpu, Handle, Laying, Shared
 use crate::local::{Ask, FDS, LocalDoor, asked_for, refuse, send, word};
 use crate::reply::Reply;
 use crate::shared::Shared;
+use crate::view::lasts;
 
 /// What comes before a group of extents: the region's id, how many there are, and the bytes of the reason when there are none.
 const HEAD: usize = 24;
@@ -22,6 +23,8 @@ const HEAD: usize = 24;
 const EXTENT: usize = 104;
 /// The id that ends an answer.
 const END: u64 = u64::MAX;
+/// Instead of a number of extents: the region can't be had now, and may be another time. Releases that don't know it end the answer there, and try again.
+const NOT_NOW: u64 = u64::MAX;
 /// How much longer an answer may take for each extent that has come.
 const EXTENT_PATIENCE: Duration = Duration::from_millis(1);
 /// Bytes of a reason.
@@ -72,7 +75,22 @@ struct Head {
     id: u64,
     /// Extents that follow; 0 when the region can't be had.
     count: usize,
+    /// Whether it can't be had for the moment only.
+    not_now: bool,
     reason: String,
+}
+
+impl Head {
+    /// Why the region can't be had.
+    fn refusal(&self) -> Error {
+        let now = if self.not_now { " now" } else { "" };
+        let text = format!("the peer can't share region `{}`{now}: {}", self.id, self.reason);
+        if self.not_now {
+            Error::new(ErrorKind::Transfer, "cuda", text).with_hint("it is asked for again in some seconds")
+        } else {
+            Error::new(ErrorKind::Unsupported, "cuda", text)
+        }
+    }
 }
 
 impl Answer<'_> {
@@ -83,8 +101,7 @@ impl Answer<'_> {
         let (id, mut reached) = (head.id, 0_u64);
         loop {
             if head.count == 0 {
-                let text = format!("the peer can't share region `{id}`: {}", head.reason);
-                return Ok(Err(Error::new(ErrorKind::Unsupported, "cuda", text)));
+                return Ok(Err(head.refusal()));
             }
             for extent in self.extents(head.count)? {
                 laying.add(&extent)?;
@@ -104,7 +121,9 @@ impl Answer<'_> {
     fn head(&mut self) -> Result<Head> {
         let mut head = [0; HEAD];
         self.0.fill(&mut head)?;
+        let not_now = word(&head, 8) == NOT_NOW;
         let (count, reason) = (word(&head, 8) as usize, word(&head, 16) as usize);
+        let count = if not_now { 0 } else { count };
         if count > FDS || reason > MAX_REASON {
             return Err(refuse("a group of extents is too large"));
         }
@@ -113,6 +132,7 @@ impl Answer<'_> {
         Ok(Head {
             id: word(&head, 0),
             count,
+            not_now,
             reason: String::from_utf8_lossy(&text).into_owned(),
         })
     }
@@ -180,7 +200,7 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
     };
     // Names are of what is there now.
     if let Err(error) = region.still_there() {
-        return send_head(stream, id.0, 0, error.message());
+        return send_refusal(stream, id, &error);
     }
     let mut offset = 0;
     while offset < region.len() {
@@ -188,9 +208,9 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
         let group = match region.share_from(offset, FDS) {
             Ok(group) if !group.is_empty() => group,
             Ok(_) => return send_head(stream, id.0, 0, "its allocations can't be told"),
-            Err(reason) => return send_head(stream, id.0, 0, &reason),
+            Err(error) => return send_refusal(stream, id, &error),
         };
-        send_head(stream, id.0, group.len(), "")?;
+        send_head(stream, id.0, group.len() as u64, "")?;
         let mut bytes = Vec::with_capacity(group.len() * EXTENT);
         let mut fds = Vec::new();
         for extent in &group {
@@ -205,13 +225,19 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
     Ok(())
 }
 
-fn send_head(stream: &UnixStream, id: u64, extents: usize, reason: &str) -> Result<()> {
+/// Says why a region can't be lent: never, or not now, when a call of the driver has failed that may go well the next time.
+fn send_refusal(stream: &UnixStream, id: RegionId, error: &Error) -> Result<()> {
+    let extents = if lasts(error) { 0 } else { NOT_NOW };
+    send_head(stream, id.0, extents, error.message())
+}
+
+fn send_head(stream: &UnixStream, id: u64, extents: u64, reason: &str) -> Result<()> {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
     let mut bytes = Vec::with_capacity(HEAD + end);
-    for word in [id, extents as u64, end as u64] {
+    for word in [id, extents, end as u64] {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes.extend_from_slice(&reason.as_bytes()[..end]);

@@ -12,6 +12,9 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::Witnesses;
 use pdkv_device::{HostRegion, Memory};
 
+use crate::fence::Fences;
+use crate::view::lasts;
+
 /// Memory that is about to be registered, and what peers are to be told of it: found out before anybody's lock is taken, for
 /// the driver may be slow.
 pub(crate) struct Offered {
@@ -23,7 +26,11 @@ impl From<Memory> for Offered {
     fn from(memory: Memory) -> Self {
         let device = memory.device().map(|region| DeviceAdvert {
             uuid: region.gpu().uuid(),
-            sealed: region.share_from(0, 1).err().unwrap_or_default(),
+            // What may pass is found out by whoever asks.
+            sealed: match region.share_from(0, 1) {
+                Err(error) if lasts(&error) => error.message().to_owned(),
+                _ => String::new(),
+            },
         });
         Self { memory, device }
     }
@@ -61,6 +68,8 @@ pub(crate) struct Movable {
     moved: OnceLock<Error>,
     /// Somebody is asking the driver beside claims.
     looking: AtomicBool,
+    /// Fences that are to be answered once the driver has been asked.
+    pub(crate) fences: Fences,
 }
 
 impl From<Witnesses> for Movable {
@@ -271,6 +280,15 @@ impl Registry {
 }
 
 impl LocalRegion {
+    /// Whether peers on this host can map all of it.
+    pub(crate) fn is_shared(&self) -> bool {
+        if let Some(device) = &self.device {
+            return device.sealed.is_empty();
+        }
+        let part = self.memory.shared();
+        part.is_some_and(|part| part.region_offset == 0 && part.fd_len >= self.memory.len())
+    }
+
     pub(crate) fn advert(&self) -> RegionAdvert {
         let shared = self.memory.shared();
         RegionAdvert {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
@@ -19,10 +19,22 @@ pub(crate) fn lasts(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Region)
 }
 
+/// How long nobody asks again for memory that its owner could not lend.
+const AGAIN: Duration = Duration::from_secs(5);
+
 enum View {
     Pending,
     Ready(Reach),
     Impossible(String),
+    /// Not until then.
+    Refused(Error, Instant),
+}
+
+impl View {
+    /// Whether it is as if nobody had asked.
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Refused(_, until) if *until <= Instant::now())
+    }
 }
 
 /// The views of one region, by the number of the GPU.
@@ -40,21 +52,24 @@ impl Views {
     /// Whether the caller is to make this view and then to settle it: nobody has, and nobody is about to.
     pub(crate) fn claim(&self, gpu: &Gpu) -> bool {
         let mut book = self.book();
-        let fresh = !book.contains_key(&gpu.ordinal());
+        let fresh = book.get(&gpu.ordinal()).is_none_or(View::is_over);
         if fresh {
             book.insert(gpu.ordinal(), View::Pending);
         }
         fresh
     }
 
-    /// Says what became of a claimed view; what was said before stands. A failure that may not come again leaves it to the next
-    /// one who wants it.
+    /// Says what became of a claimed view; what was said before stands. What the owner could not do just now is asked of it again some seconds later; any
+    /// other failure that may not come again leaves it to the next one who wants it.
     pub(crate) fn settle(&self, gpu: &Gpu, outcome: &Result<Reach>) {
         let mut book = self.book();
         if let Some(view @ View::Pending) = book.get_mut(&gpu.ordinal()) {
             match outcome {
                 Ok(reach) => *view = View::Ready(reach.clone()),
                 Err(error) if lasts(error) => *view = View::Impossible(error.message().to_owned()),
+                Err(error) if error.kind() == ErrorKind::Transfer => {
+                    *view = View::Refused(error.clone(), Instant::now() + AGAIN);
+                }
                 Err(_) => {
                     book.remove(&gpu.ordinal());
                 }
@@ -70,6 +85,8 @@ impl Views {
             View::Pending => None,
             View::Ready(reach) => Some(Ok(reach.clone())),
             View::Impossible(reason) => Some(Err(reason.clone())),
+            view if view.is_over() => None,
+            View::Refused(error, _) => Some(Err(error.message().to_owned())),
         }
     }
 
@@ -80,6 +97,8 @@ impl Views {
         loop {
             match book.get(&gpu.ordinal()) {
                 None => return Ok(None),
+                Some(view) if view.is_over() => return Ok(None),
+                Some(View::Refused(error, _)) => return Err(error.clone()),
                 Some(View::Ready(reach)) => return Ok(Some(reach.clone())),
                 Some(View::Impossible(reason)) => {
                     let text = format!(
@@ -112,7 +131,7 @@ impl RemoteRegion {
             .ok_or_else(|| refuse("it is mapped no more".to_owned()))?;
         match mapped.memory {
             Memory::Device(region) => {
-                region.reached_by(gpu).map_err(refuse)?;
+                region.reached_by(gpu)?;
                 Ok(Reach::Device(region))
             }
             Memory::Host(region) => HostAccess::of(gpu, &region).map(Reach::Host),

@@ -1,7 +1,7 @@
 //! What `pdkv doctor` asks about GPUs: the driver, each device, where its kernels come from, what memory of it others can map.
 //! Only for a process of its own: the driver keeps threads, and whoever forks after it has started is lost.
 
-use pdkv_core::{Error, Result};
+use pdkv_core::Result;
 use pdkv_device::cuda::{self, DeviceBuffer, DeviceRegion, Gpu, Handle, IpcHandle, Presence, Sources, has_batch};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -77,9 +77,7 @@ fn ipc(gpu: &Gpu) -> Result<String> {
 /// Memory of pdkv's own, which is laid as torch's expandable segments are.
 fn pool(gpu: &Gpu) -> Result<String> {
     let region = DeviceRegion::allocate(gpu, BYTES as u64)?;
-    let extents = region
-        .share()
-        .map_err(|reason| Error::new(pdkv_core::ErrorKind::Unsupported, "share", reason))?;
+    let extents = region.share()?;
     let by = match extents.first().map(|extent| &extent.handle) {
         Some(Handle::Fd(_)) => "file descriptor",
         Some(Handle::Fabric(_)) => "fabric handle",

@@ -4,7 +4,6 @@ use std::hash::{Hash, Hasher};
 
 use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::{Error, ErrorKind};
-use pdkv_device::Memory;
 use pdkv_engine::{Region, RegionDescriptor};
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
@@ -84,12 +83,7 @@ impl PyRegion {
     /// Whether peers on this host can map all of the memory: it is in a pool, was adopted, or is a GPU's that can be shared.
     #[getter]
     fn shared(&self) -> bool {
-        match self.inner.memory() {
-            Memory::Host(host) => host
-                .shared()
-                .is_some_and(|part| part.region_offset == 0 && part.fd_len >= host.len()),
-            Memory::Device(region) => region.share_from(0, 1).is_ok(),
-        }
+        self.inner.is_shared()
     }
 
     /// Returns the bytes from `offset` on.

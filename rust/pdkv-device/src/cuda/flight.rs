@@ -178,10 +178,7 @@ impl<T> Courier<T> {
                 let message = format!("memory of `{lens:?}` bytes does not hold regions of `{bytes:?}`");
                 return Err(Error::new(ErrorKind::Region, OPERATION, message));
             }
-            for reach in reaches {
-                let reached = reach.reached_by(&self.gpu);
-                reached.map_err(|reason| Error::new(ErrorKind::Unsupported, OPERATION, reason))?;
-            }
+            reaches.iter().try_for_each(|reach| reach.reached_by(&self.gpu))?;
         }
         if !cargo.dst.iter().all(Reach::is_writable) {
             return Err(read_only(OPERATION));

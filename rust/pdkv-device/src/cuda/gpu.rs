@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
@@ -13,7 +14,11 @@ use super::find::Sources;
 use super::numbers as n;
 use super::pages::Kernels;
 use super::stream::Stream;
+use super::verdict::{judged, lasts};
 use crate::kernels::DeviceFacts;
+
+/// How long a failure is believed that may pass.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// A GPU, opened once for the process. Cloning is cheap; the primary context stays as long as the process, as torch's does.
 #[derive(Clone)]
@@ -26,9 +31,11 @@ struct Opened {
     facts: DeviceFacts,
     isolated: Option<String>,
     stream: Stream,
-    kernels: OnceLock<Result<Kernels>>,
+    kernels: OnceLock<Kernels>,
+    /// Why they could not be had, and when that was; locked while they are looked for.
+    refused: Mutex<Option<(Error, Instant)>>,
     /// GPUs that were asked for peer access, by their numbers, and why they did not get it.
-    peers: Mutex<Vec<(u32, Result<(), String>)>>,
+    peers: Mutex<Vec<(u32, Result<()>)>>,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -77,6 +84,7 @@ impl Gpu {
             stream: Stream::new(&context)?,
             context,
             kernels: OnceLock::new(),
+            refused: Mutex::default(),
             peers: Mutex::default(),
         })))
     }
@@ -166,10 +174,9 @@ impl Gpu {
     /// The kernels of `cuda/`, found or compiled when they are first asked for, which may take seconds.
     ///
     /// # Errors
-    /// Whatever the first try met: `Unsupported` without a compiler, `Device` when compiler or driver fail.
+    /// `Unsupported` without a compiler, which stays so; `Device` when compiler or driver fail, for some seconds, after which they are looked for anew.
     pub fn kernels(&self) -> Result<&Kernels> {
-        let found = self.0.kernels.get_or_init(|| Kernels::find(self.context()));
-        found.as_ref().map_err(Clone::clone)
+        self.kernels_by(|| Kernels::find(self.context()))
     }
 
     /// The same from where the caller says, unless they were asked for before.
@@ -177,17 +184,40 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::kernels`].
     pub fn kernels_from(&self, sources: &Sources) -> Result<&Kernels> {
-        let found = self.0.kernels.get_or_init(|| sources.load(self.context()));
-        found.as_ref().map_err(Clone::clone)
+        self.kernels_by(|| sources.load(self.context()))
+    }
+
+    fn kernels_by(&self, find: impl FnOnce() -> Result<Kernels>) -> Result<&Kernels> {
+        let known = &self.0.kernels;
+        if let Some(kernels) = known.get() {
+            return Ok(kernels);
+        }
+        let mut refused = self.0.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever had the lock before may have found them.
+        if let Some(kernels) = known.get() {
+            return Ok(kernels);
+        }
+        if let Some((error, since)) = &*refused
+            && (lasts(error) || since.elapsed() < AGAIN)
+        {
+            return Err(error.clone());
+        }
+        match find() {
+            Ok(found) => Ok(known.get_or_init(|| found)),
+            Err(error) => {
+                *refused = Some((error.clone(), Instant::now()));
+                Err(error)
+            }
+        }
     }
 
     /// Switches access to the memory of another GPU on, for memory of `cudaMalloc` there.
     ///
     /// # Errors
-    /// Why it is not to be had.
-    pub fn reaches(&self, other: &Self) -> Result<(), String> {
+    /// `Unsupported` when it is not to be had, `Device` when a call of the driver failed that may go well another time.
+    pub fn reaches(&self, other: &Self) -> Result<()> {
         if self.context().driver().identity() != other.context().driver().identity() {
-            return Err("the GPUs are of two drivers".to_owned());
+            return Err(cut_off("the GPUs are of two drivers"));
         }
         if self.ordinal() == other.ordinal() {
             return Ok(());
@@ -196,30 +226,27 @@ impl Gpu {
         if let Some((_, known)) = peers.iter().find(|(ordinal, _)| *ordinal == other.ordinal()) {
             return known.clone();
         }
-        let found = self.switch_on(other);
-        peers.push((other.ordinal(), found.clone()));
+        let found = self.switch_on(other).map_err(judged);
+        if found.as_ref().err().is_none_or(lasts) {
+            peers.push((other.ordinal(), found.clone()));
+        }
         found
     }
 
-    fn switch_on(&self, other: &Self) -> Result<(), String> {
+    fn switch_on(&self, other: &Self) -> Result<()> {
         if let Some(reason) = self.isolated().or(other.isolated()) {
-            return Err(reason.to_owned());
+            return Err(cut_off(reason));
         }
         let (device, peer) = (self.context().device(), other.context().device());
-        let told = |error: Error| error.message().to_owned();
-        if !device.can_reach(peer).map_err(told)? {
-            return Err(self.no_access(other));
+        if !device.can_reach(peer)? {
+            return Err(cut_off(&self.no_access(other)));
         }
-        let _entered = self.context().enter().map_err(told)?;
+        let _entered = self.context().enter()?;
         let enable = self.context().functions().cuCtxEnablePeerAccess;
         // SAFETY: a live context that `other` keeps; the flags must be 0.
         match unsafe { enable(other.context().handle(), 0) } {
             0 | n::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            status => self
-                .context()
-                .driver()
-                .check("cuCtxEnablePeerAccess", status)
-                .map_err(told),
+            status => self.context().driver().check("cuCtxEnablePeerAccess", status),
         }
     }
 
@@ -235,6 +262,10 @@ impl Gpu {
 }
 
 const LOOK: &str = "look an address up";
+
+fn cut_off(reason: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "reach another GPU", reason)
+}
 
 pub(super) fn managed(address: u64) -> Error {
     let message = format!("the memory at `{address:#x}` is managed: the driver moves it between host and GPU");

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use pdkv_core::{Error, ErrorKind, Result};
+
 use super::gpu::Gpu;
 use super::host::HostAccess;
 use super::mapping::DeviceMapping;
@@ -69,8 +71,8 @@ impl Reach {
     /// Whether a GPU reaches it.
     ///
     /// # Errors
-    /// Why it does not.
-    pub(super) fn reached_by(&self, gpu: &Gpu) -> Result<(), String> {
+    /// As [`DeviceRegion::reached_by`].
+    pub(super) fn reached_by(&self, gpu: &Gpu) -> Result<()> {
         let mapped_for = match self {
             Self::Device(region) => return region.reached_by(gpu),
             Self::Mapping(mapping) => mapping.gpu(),
@@ -79,6 +81,7 @@ impl Reach {
         if mapped_for.ordinal() == gpu.ordinal() {
             return Ok(());
         }
-        Err(format!("the memory is mapped for GPU `{}`", mapped_for.ordinal()))
+        let message = format!("the memory is mapped for GPU `{}`", mapped_for.ordinal());
+        Err(Error::new(ErrorKind::Unsupported, "use GPU memory", message))
     }
 }

@@ -12,7 +12,7 @@ use super::facts::{MemoryKind, allocation_of, pointer_facts};
 use super::gpu::{Gpu, managed};
 use super::mapping::DeviceMapping;
 use super::memory::{DeviceBuffer, fill, get, put};
-use super::verdict::is_dead;
+use super::verdict::{is_dead, judged, lasts};
 use super::vmm::{self, Reservation};
 use super::witness::{self, Witness};
 use crate::range::{check_inside, check_range};
@@ -29,7 +29,7 @@ pub struct DeviceRegion {
 }
 
 /// Other GPUs, by their numbers, that were given access, and why they could not be.
-type Reached = Mutex<Vec<(u32, Result<(), String>)>>;
+type Reached = Mutex<Vec<(u32, Result<()>)>>;
 
 /// What keeps the bytes.
 pub(super) enum Backing {
@@ -200,8 +200,8 @@ impl DeviceRegion {
     /// Makes the memory one that the kernels of a GPU reach.
     ///
     /// # Errors
-    /// Why they do not.
-    pub fn reached_by(&self, gpu: &Gpu) -> Result<(), String> {
+    /// `Unsupported` when they do not and never will, `Device` when a call of the driver failed that may go well another time.
+    pub fn reached_by(&self, gpu: &Gpu) -> Result<()> {
         if let Backing::Whole(whole) = &self.backing {
             return whole.reached_by(gpu);
         }
@@ -210,26 +210,26 @@ impl DeviceRegion {
             return Ok(());
         }
         if matches!(self.backing, Backing::Peer(_)) {
-            return Err("another process's memory is mapped for one GPU at a time".to_owned());
+            let message = "another process's memory is mapped for one GPU at a time";
+            return Err(Error::new(ErrorKind::Unsupported, "use GPU memory", message));
         }
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = reached.iter().find(|(ordinal, _)| *ordinal == gpu.ordinal()) {
             return known.clone();
         }
-        let found = self.allow(gpu.ordinal());
-        reached.push((gpu.ordinal(), found.clone()));
+        let found = self.allow(gpu.ordinal()).map_err(judged);
+        if found.as_ref().err().is_none_or(lasts) {
+            reached.push((gpu.ordinal(), found.clone()));
+        }
         found
     }
 
     /// Gives a GPU that has peer access what this does not give: memory that `cudaMalloc` did not make.
-    fn allow(&self, ordinal: u32) -> Result<(), String> {
+    fn allow(&self, ordinal: u32) -> Result<()> {
         let context = self.gpu.context();
-        let told = |error: Error| error.message().to_owned();
-        let pieces = pieces(&self.gpu, self.address, self.len, usize::MAX).map_err(told)?;
-        for piece in pieces.iter().filter(|piece| !piece.ipc) {
-            vmm::allow(context, piece.base, piece.len, ordinal).map_err(told)?;
-        }
-        Ok(())
+        let pieces = pieces(&self.gpu, self.address, self.len, usize::MAX)?;
+        let mut others = pieces.iter().filter(|piece| !piece.ipc);
+        others.try_for_each(|piece| vmm::allow(context, piece.base, piece.len, ordinal))
     }
 
     /// Copies bytes out, and waits until that is done. Nothing that other streams do is waited for.

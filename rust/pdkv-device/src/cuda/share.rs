@@ -5,11 +5,12 @@
 
 use std::os::fd::OwnedFd;
 
-use pdkv_core::Error;
+use pdkv_core::{Error, ErrorKind, Result};
 
 use super::ipc::IpcHandle;
 use super::numbers as n;
 use super::region::{DeviceRegion, Piece, pieces};
+use super::verdict::judged;
 use super::vmm::Allocation;
 
 /// The name of an allocation.
@@ -43,8 +44,8 @@ impl DeviceRegion {
     /// allocations is better shared by [`share_from`](Self::share_from).
     ///
     /// # Errors
-    /// Why it cannot be shared.
-    pub fn share(&self) -> Result<Vec<SharedExtent>, String> {
+    /// `Unsupported` or `Region` when it cannot be shared and never will be, `Device` when a call of the driver failed that may go well another time.
+    pub fn share(&self) -> Result<Vec<SharedExtent>> {
         self.share_from(0, usize::MAX)
     }
 
@@ -52,18 +53,19 @@ impl DeviceRegion {
     /// the next call begins.
     ///
     /// # Errors
-    /// Why it cannot be shared.
-    pub fn share_from(&self, offset: u64, count: usize) -> Result<Vec<SharedExtent>, String> {
+    /// As [`share`](Self::share).
+    pub fn share_from(&self, offset: u64, count: usize) -> Result<Vec<SharedExtent>> {
         if self.of_another_process() {
-            return Err("the memory is another process's, which shares it itself".to_owned());
+            return Err(refuse("the memory is another process's, which shares it itself"));
         }
         if offset >= self.len() {
-            return Err(format!("the region has `{}` bytes, none at `{offset}`", self.len()));
+            let message = format!("the region has `{}` bytes, none at `{offset}`", self.len());
+            return Err(Error::new(ErrorKind::Region, SHARE, message));
         }
         let start = self.address() + offset;
-        let pieces = pieces(self.gpu(), start, self.len() - offset, count.max(2)).map_err(told)?;
+        let pieces = pieces(self.gpu(), start, self.len() - offset, count.max(2))?;
         if pieces.len() > 1 && pieces.iter().any(|piece| piece.ipc) {
-            return Err("the memory lies in several allocations of `cudaMalloc`".to_owned());
+            return Err(refuse("the memory lies in several allocations of `cudaMalloc`"));
         }
         let end = self.address() + self.len();
         pieces
@@ -82,34 +84,35 @@ impl DeviceRegion {
             .collect()
     }
 
-    fn name(&self, piece: Piece) -> Result<Handle, String> {
+    fn name(&self, piece: Piece) -> Result<Handle> {
         let context = self.gpu().context();
         if piece.ipc {
             return IpcHandle::of(context, piece.base)
                 .map(|handle| Handle::Ipc(handle.0))
-                .map_err(told);
+                .map_err(judged);
         }
-        let allocation = Allocation::mapped_at(context, piece.base).map_err(|error| {
-            format!(
+        let allocation = Allocation::mapped_at(context, piece.base).map_err(|error| match judged(error) {
+            error if error.kind() == ErrorKind::Unsupported => refuse(&format!(
                 "neither CUDA IPC nor a descriptor names the memory, which may be of a memory pool of `cudaMallocAsync`: {}",
                 error.message()
-            )
+            )),
+            error => error,
         })?;
-        let types = allocation.handle_types().map_err(told)?;
+        let types = allocation.handle_types().map_err(judged)?;
         if types & n::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
-            return allocation.export_fd().map(Handle::Fd).map_err(told);
+            return allocation.export_fd().map(Handle::Fd).map_err(judged);
         }
         if types & n::CU_MEM_HANDLE_TYPE_FABRIC != 0 {
-            return allocation.export_fabric().map(Handle::Fabric).map_err(told);
+            return allocation.export_fabric().map(Handle::Fabric).map_err(judged);
         }
-        Err(
-            "whoever allocated the memory did not ask for it to be shared: neither a descriptor nor a fabric handle"
-                .to_owned(),
-        )
+        Err(refuse(
+            "whoever allocated the memory did not ask for it to be shared: neither a descriptor nor a fabric handle",
+        ))
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "what `map_err` takes")]
-fn told(error: Error) -> String {
-    error.message().to_owned()
+const SHARE: &str = "share GPU memory";
+
+fn refuse(reason: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, SHARE, reason)
 }

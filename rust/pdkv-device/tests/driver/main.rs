@@ -69,7 +69,7 @@ fn an_instance_of_mig_is_cut_off() {
     let (gpu, next) = (Gpu::open_on(&driver, 0).unwrap(), Gpu::open_on(&driver, 1).unwrap());
     assert!(gpu.isolated().unwrap().contains("MIG instance"));
     gpu.reaches(&gpu).unwrap();
-    assert!(gpu.reaches(&next).unwrap_err().contains("MIG instance"));
+    assert!(gpu.reaches(&next).unwrap_err().message().contains("MIG instance"));
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn a_region_is_of_one_gpu_from_end_to_end() {
     }
     let pool = region(&gpu, pool, 4096).unwrap();
     let reason = pool.share().unwrap_err();
-    assert!(reason.contains("cudaMallocAsync"), "{reason}");
+    assert!(reason.message().contains("cudaMallocAsync"), "{reason}");
     let fresh = DeviceRegion::allocate(&gpu, 100).unwrap();
     let mut bytes = [1; 100];
     fresh.read_at(0, &mut bytes).unwrap();
@@ -130,12 +130,18 @@ fn gpus_reach_each_other_or_say_why_not() {
     let mut bytes = [0; 8];
     here.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"12345678", "a kernel reads the other GPU's memory");
+    let other = DeviceRegion::allocate(&next, 64).unwrap();
+    fail(path, c"cuMemSetAccess", 1, 2);
+    let failed = other.reached_by(&gpu).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Device, "of the moment: {failed}");
+    other.reached_by(&gpu).unwrap();
     let asked = counts(path)["calls cuMemSetAccess"];
     pool.reached_by(&gpu).unwrap();
     assert_eq!(counts(path)["calls cuMemSetAccess"], asked, "once is enough");
     let pool = other_memory(path, 1, 4096, 0);
     let reason = region(&next, pool, 64).unwrap().reached_by(&gpu).unwrap_err();
-    assert!(reason.contains("`cuMemSetAccess` returned"), "{reason}");
+    assert_eq!(reason.kind(), ErrorKind::Unsupported);
+    assert!(reason.message().contains("`cuMemSetAccess` returned"), "{reason}");
     let before = alive(path);
     let again = Gpu::open_on(&driver, 0).unwrap();
     assert_eq!(again.ordinal(), 0);
@@ -226,7 +232,7 @@ fn stranger() {
     let missing = std::thread::spawn(move || Gpu::holding(plain)).join().unwrap();
     assert!(missing.unwrap().is_none(), "threads without a context ask as well");
     let refused = next.reaches(&gpu).unwrap_err();
-    assert!(refused.contains("no peer access"), "{refused}");
+    assert!(refused.message().contains("no peer access"), "{refused}");
 
     // SAFETY: the child does nothing but ask, and ends without running destructors or exit handlers.
     let child = unsafe { libc::fork() };

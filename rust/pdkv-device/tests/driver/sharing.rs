@@ -106,7 +106,7 @@ fn neighbour() {
         let region = mapping.region();
         drop(mapping);
         assert!(region.of_another_process());
-        assert!(region.share().unwrap_err().contains("another process's"));
+        assert!(region.share().unwrap_err().message().contains("another process's"));
         let here = DeviceRegion::allocate(&gpu, len).unwrap();
         kernel_copy(&gpu, region.address(), here.address(), len);
         let bytes = read(&here);

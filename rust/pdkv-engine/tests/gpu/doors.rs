@@ -1,5 +1,6 @@
 //! Doors of neighbours that are slow, or fail once: no transfer stays for them, and the next one gets through.
 
+use std::ffi::CString;
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -9,12 +10,14 @@ use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_core::id::RegionId;
-use pdkv_engine::{Engine, LocalSpan, Peer, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
+use pdkv_core::reference::Reference;
+use pdkv_engine::{Engine, LocalSpan, Peer, PullOptions, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
 
 use crate::common::child::Child;
 use crate::common::fake::owner;
-use crate::common::standin::is_here;
-use crate::common::{self, BLOCK_BYTES, Memory, WAIT, engine, memory};
+use crate::common::standin::{fail, is_here};
+use crate::common::{self, BLOCK_BYTES, LEASE, Memory, WAIT, engine, memory, table};
+use crate::eventually;
 use crate::forged::with_a_region;
 
 const LEN: u64 = BLOCK_BYTES;
@@ -85,30 +88,30 @@ fn a_lender_that_drips_holds_no_transfer_past_its_deadline() {
     if !is_here("doors::a_lender_that_drips_holds_no_transfer_past_its_deadline") {
         return;
     }
-    let (left, gone) = std::sync::mpsc::channel();
+    let (tell, over) = std::sync::mpsc::channel::<()>();
+    let (say, said) = std::sync::mpsc::channel();
+    let mut lending = Some((over, say));
     let scene = scene(move |mut stream| {
-        let left = left.clone();
+        let (over, say) = lending.take().expect("one question");
         std::thread::spawn(move || {
-            let mut head = Vec::new();
-            for word in [5_u64, 64, 0] {
-                head.extend(word.to_le_bytes());
-            }
-            // Each byte in time, and no end of them.
-            let mut all = head.into_iter().chain(std::iter::repeat(0));
-            while let Some(byte) = all.next()
-                && stream.write_all(&[byte]).is_ok()
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let _ = left.send(());
+            // 64 extents are to come: the first bytes of them, and then nothing until the transfer has ended.
+            let mut answer: Vec<u8> = [5_u64, 64, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+            answer.resize(answer.len() + 64 * 104, 0);
+            let (first, rest) = answer.split_at(100);
+            stream.write_all(first).unwrap();
+            over.recv().unwrap();
+            // A socket takes in some hundreds of single bytes that nobody reads: all of these only where somebody reads on.
+            let taken = rest.iter().take_while(|&&byte| stream.write_all(&[byte]).is_ok());
+            say.send(rest.len() - taken.count()).unwrap();
         });
     });
     let transfer = scene.read(Duration::from_millis(300));
     let error = transfer.wait(WAIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferTimeout, "{error}");
+    tell.send(()).unwrap();
     assert!(transfer.wait_quiesced(WAIT));
-    gone.recv_timeout(Duration::from_secs(60))
-        .expect("the reader lets go of the door");
+    let refused = said.recv_timeout(WAIT.unwrap()).expect("the door is let go of");
+    assert!(refused > 0, "the answer is read to its end");
     scene.close();
 }
 
@@ -150,4 +153,72 @@ fn a_door_that_fails_once_costs_one_transfer_and_not_the_way() {
     scene.here.memory().read_at(0, &mut got).unwrap();
     assert_eq!(got, common::expected(1, 0, 0));
     scene.close();
+}
+
+/// What names memory of a kind to a neighbour.
+const NAMING: [(&str, &str, Memory); 2] = [
+    ("malloc", "cuIpcGetMemHandle", Memory::Malloc),
+    ("segments", "cuMemExportToShareableHandle", Memory::Segments),
+];
+
+#[test]
+fn a_driver_that_fails_once_to_name_memory_is_asked_again() {
+    if !is_here("doors::a_driver_that_fails_once_to_name_memory_is_asked_again") {
+        return;
+    }
+    for (kind, call, _) in NAMING {
+        let mut child = Child::start("processes::child", &[("PDKV_TEST_MEMORY", kind)]);
+        let named = |child: &mut Child| child.ask(&format!("calls {call}")).parse::<u32>().unwrap();
+        let address = child.ask("address");
+        let before = named(&mut child);
+        // No room, which is of the moment.
+        child.ask(&format!("fail {call} 2"));
+        let engine = engine("parent", &[TransportKind::Cuda]);
+        let cache = common::cache(&engine, Memory::Device);
+        engine.connect(&address, Duration::from_secs(30)).unwrap();
+        let export = Reference::from_json(&child.ask("export 5")).unwrap();
+        eventually("it goes by the GPU all the same", || {
+            let pulled = cache.pull(&export, table(&[1]), &PullOptions::default());
+            match pulled.and_then(|transfer| transfer.wait(WAIT)) {
+                Ok(()) => true,
+                Err(error) => {
+                    assert!(error.message().contains("can't share region"), "{error}");
+                    assert!(error.message().contains(&format!("`{call}` returned `2`")), "{error}");
+                    false
+                }
+            }
+        });
+        assert!(named(&mut child) >= before + 2, "the failure was somebody else's");
+    }
+}
+
+#[test]
+fn a_driver_that_fails_to_name_memory_as_it_is_registered_seals_nothing() {
+    if !is_here("doors::a_driver_that_fails_to_name_memory_as_it_is_registered_seals_nothing") {
+        return;
+    }
+    for (_, call, kind) in NAMING {
+        let call = CString::new(call).unwrap();
+        let engine = engine("parent", &[TransportKind::Cuda]);
+        fail(&call, 1, 2);
+        let cache = common::cache(&engine, kind);
+        let offer = cache.offer(table(&[4]), 4, b"", LEASE).unwrap();
+        let mut child = Child::start("processes::child", &[]);
+        let push = format!("push {} {} 8", engine.address().unwrap(), offer.reference().to_json());
+        assert_eq!(child.ask(&push), "pushing");
+        eventually("it is written to", || {
+            common::read(&cache, cache.memory(), 0, 4) == common::expected(1, 0, 8)
+        });
+        // What is never to be had is told at once.
+        fail(&call, 0, 801);
+        let sealed = common::cache(&engine, kind);
+        let offer = sealed.offer(table(&[4]), 4, b"", LEASE).unwrap();
+        let push = format!(
+            "refused {} {} 8",
+            engine.address().unwrap(),
+            offer.reference().to_json()
+        );
+        let reason = child.ask(&push);
+        assert!(reason.contains("returned `801`"), "{reason}");
+    }
 }

@@ -1,15 +1,16 @@
 //! What fails on the GPU fails the transfer, with the driver's words, and nothing else that need not.
 
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{DeviceBuffer, Event, Gpu, Stream};
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan};
+use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransportKind};
 
 use crate::common::standin::{Hold, count, fail, is_here};
-use crate::common::{LEASE, Memory, Pair, WAIT, Way, memory, table};
+use crate::common::{LEASE, Memory, Pair, WAIT, Way, engine, memory, table};
 use crate::{came_over, eventually, pair, pull, pull_under_way};
 
 #[test]
@@ -211,4 +212,61 @@ fn a_driver_that_cannot_say_whether_a_copy_is_over_is_asked_again() {
     transfer.wait(WAIT).unwrap();
     assert!(transfer.wait_quiesced(WAIT));
     came_over(&pair);
+}
+
+/// Registers memory while the driver fails `count` calls of that name for want of memory; then a read goes by the GPU all the same.
+fn fails_at_first(call: &CStr, times: i64) {
+    let (owner, reader) = (
+        engine("owner", &[TransportKind::Cuda]),
+        engine("reader", &[TransportKind::Cuda]),
+    );
+    let (there, here) = (memory(Memory::Device, 4096), memory(Memory::Device, 4096));
+    let name = format!("calls {}", call.to_str().unwrap());
+    let before = count(&name);
+    for _ in 0..times {
+        fail(call, 1, 2);
+    }
+    let there = owner.register(there, None, true).unwrap();
+    let here = reader.register(here, None, true).unwrap();
+    let peer = reader
+        .connect(owner.address().unwrap(), Duration::from_secs(30))
+        .unwrap();
+    eventually("the failures", || count(&name) >= before + times);
+    let near = LocalSpan {
+        region: here.id(),
+        offset: 0,
+        len: 4096,
+    };
+    let far = RemoteSpan {
+        region: there.id(),
+        offset: 0,
+        len: 4096,
+    };
+    eventually("a copy by the GPU", || {
+        let read = peer.read(&[near], &[far], None, &RawOptions::default());
+        match read.and_then(|transfer| transfer.wait(WAIT)) {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(error.message().contains("returned `2`"), "{error}");
+                false
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gpu_that_has_no_room_for_its_streams_is_tried_again() {
+    if !is_here("failures::a_gpu_that_has_no_room_for_its_streams_is_tried_again") {
+        return;
+    }
+    // Those of the copies, and those of what is measured.
+    fails_at_first(c"cuStreamCreateWithPriority", 2);
+}
+
+#[test]
+fn kernels_that_could_not_be_loaded_are_loaded_later() {
+    if !is_here("failures::kernels_that_could_not_be_loaded_are_loaded_later") {
+        return;
+    }
+    fails_at_first(c"cuModuleLoadData", 1);
 }

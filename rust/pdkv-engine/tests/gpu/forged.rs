@@ -136,6 +136,16 @@ fn names_that_are_forged_map_nothing() {
             [words(&[5, 0, 3]), b"why".to_vec()].concat(),
             0,
         ),
+        (
+            "nothing now, for a reason",
+            [words(&[5, u64::MAX, 3]), b"why".to_vec()].concat(),
+            0,
+        ),
+        (
+            "nothing now, and a reason without end",
+            words(&[5, u64::MAX, u64::MAX]),
+            0,
+        ),
         ("nothing at all", words(&[u64::MAX, 0, 0]), 0),
         (
             "a region that nobody asked for",
@@ -176,6 +186,8 @@ fn names_that_are_forged_map_nothing() {
             ErrorKind::Device,
             ErrorKind::Handshake,
             ErrorKind::PeerLost,
+            // Not now.
+            ErrorKind::Transfer,
         ];
         assert!(typed.contains(&error.kind()), "{what}: {error:?}");
     }

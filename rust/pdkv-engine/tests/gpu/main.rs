@@ -11,6 +11,7 @@ mod moved;
 mod order;
 mod processes;
 mod stages;
+mod threads;
 mod ways;
 
 use std::time::{Duration, Instant};

@@ -1,13 +1,17 @@
 //! Memory that its allocator has replaced behind the engine's back, as vLLM's sleep mode does: nothing is exported from it, granted,
 //! acknowledged or copied into it.
 
+use std::io::Write;
 use std::time::Duration;
 
+use pdkv_core::id::TransferId;
+use pdkv_core::wire::{self, Done, Message, Status};
 use pdkv_core::{Error, ErrorKind};
-use pdkv_engine::{KvCache, LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState};
+use pdkv_engine::{KvCache, LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
 
+use crate::common::fake::{Wire, claim};
 use crate::common::standin::{Hold, count, fail, is_here, replace};
-use crate::common::{self, LEASE, Memory, Pair, WAIT, Way, memory, table};
+use crate::common::{self, LEASE, Memory, Pair, WAIT, Way, cache, engine, memory, table};
 use crate::{came_over, eventually, pull, pull_under_way};
 
 /// Both kinds of ways: by a kernel of the consumer's, and by threads of the producer's.
@@ -175,4 +179,36 @@ fn a_claim_costs_one_look_at_each_allocation_however_many_blocks_it_names() {
     assert!(pulled.wait_quiesced(Some(Duration::from_secs(60))));
     // One allocation holds the cache: one look at the fence, and one beside the claim unless somebody was at it.
     assert!((1..=2).contains(&(looks() - before)), "{} looks", looks() - before);
+}
+
+#[test]
+fn a_fence_that_is_repeated_is_looked_at_once() {
+    if !is_here("moved::a_fence_that_is_repeated_is_looked_at_once") {
+        return;
+    }
+    let owner = engine("owner", &[TransportKind::Tcp]);
+    let cache = cache(&owner, Memory::Segments);
+    let export = cache.export(table(&[5, 6]), 8, b"", 1, LEASE).unwrap();
+    let looks = || count("calls cuPointerGetAttribute");
+    let before = looks();
+    let mut wire = Wire::connect(owner.address().unwrap());
+    wire.shake_hands();
+    let transfer = TransferId(1);
+    let asked = claim(1, export.reference(), cache.fingerprint());
+    wire.send(&Message::Claim(Box::new(asked)));
+    assert!(matches!(wire.receive(), Some(Message::Grant(_))));
+    eventually("the look beside the claim", || looks() == before + 1);
+    let done = wire::encode(&Message::Done(Done { transfer, bytes: 0 })).unwrap();
+    wire.stream.write_all(&done.repeat(100)).unwrap();
+    wire.send(&Message::Status(Status { transfer }));
+    let mut answers = 0;
+    loop {
+        match wire.receive() {
+            Some(Message::Ack(_)) => answers += 1,
+            Some(Message::StatusReply(_)) if answers > 0 => break,
+            Some(Message::StatusReply(_)) => wire.send(&Message::Status(Status { transfer })),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(looks(), before + 2);
 }

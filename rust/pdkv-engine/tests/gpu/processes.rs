@@ -1,5 +1,6 @@
 //! Two processes on one GPU: memory is lent over the local socket, mapped, and let go.
 
+use std::ffi::CString;
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
@@ -7,7 +8,7 @@ use pdkv_core::reference::Reference;
 use pdkv_engine::{KvCache, PullOptions, TransferState, TransportKind};
 
 use crate::common::child::{Child, is_child, obey};
-use crate::common::standin::{Hold, count, is_here};
+use crate::common::standin::{Hold, count, fail, is_here};
 use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
 use crate::eventually;
 
@@ -59,6 +60,12 @@ fn child() {
             transfers.push(pushed.unwrap());
             "pushing".to_owned()
         }
+        ["refused", address, reference, blocks @ ..] => {
+            engine.connect(address, Duration::from_secs(30)).unwrap();
+            let offer = Reference::from_json(reference).unwrap();
+            let pushed = ours.push(&offer, table(&numbers(blocks)), &PullOptions::default());
+            pushed.unwrap_err().message().to_owned()
+        }
         ["hold"] => {
             held = Some(Hold::kernels());
             "held".to_owned()
@@ -72,6 +79,11 @@ fn child() {
             format!("{offset} {allocation} {}", pdkv_core::hex::encode(name))
         }
         ["launches"] => count("launches").to_string(),
+        ["calls", call] => count(&format!("calls {call}")).to_string(),
+        ["fail", call, status] => {
+            fail(&CString::new(*call).unwrap(), 1, status.parse().unwrap());
+            "once".to_owned()
+        }
         other => panic!("{other:?}, {}", held.is_some()),
     });
 }

@@ -11,12 +11,15 @@ use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed, Reach};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
+use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
 const SPIN: Duration = Duration::from_micros(50);
 /// The least and the longest pause between two looks at what is under way; in between a part of how long it has been so.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 const SHARE: u32 = 16;
+/// How long a GPU on which nothing could be launched is left alone.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// What is to be copied, with everything it is copied between.
 pub(super) struct Order {
@@ -29,7 +32,7 @@ pub(super) struct Order {
 pub(crate) struct Desk {
     gpu: Gpu,
     inner: Arc<Inner>,
-    /// Whether it was tried to measure how bytes go best between the host and this GPU.
+    /// Whether somebody was told to measure how bytes go best between the host and this GPU.
     measured: AtomicBool,
     /// A forked child has none of the threads.
     process: u32,
@@ -45,8 +48,8 @@ struct Inner {
 struct Book {
     orders: Vec<Order>,
     closed: bool,
-    /// Why nothing can be launched on this GPU, if that is known.
-    broken: Option<String>,
+    /// Why nothing could be launched on this GPU when it was last tried, and when that was.
+    broken: Option<(Error, Instant)>,
 }
 
 impl Inner {
@@ -103,26 +106,24 @@ impl Desk {
         &self.gpu
     }
 
-    /// Why nothing can be launched, if that is known.
+    /// Why nothing can be launched, if that is known. After some seconds whoever orders finds it out anew, unless it will stay so.
     pub(super) fn broken(&self) -> Option<String> {
-        self.inner.book().broken.clone()
+        let book = self.inner.book();
+        let (error, since) = book.broken.as_ref()?;
+        (lasts(error) || since.elapsed() < AGAIN).then(|| error.message().to_owned())
     }
 
-    /// Whether [`measure`](Self::measure) would not wait.
-    pub(super) fn is_measured(&self) -> bool {
-        self.measured.load(Ordering::Relaxed)
-    }
-
-    /// Measures how bytes go best between the host and this GPU, once for the process, in some hundredths of a second: not on the GPU's thread, which
-    /// others wait for. Whoever finds it being measured does not wait: what is not known, a kernel copies.
+    /// Has it measured how bytes go best between the host and this GPU, once for the process, in some hundredths of a second: on a thread of its own,
+    /// for nobody waits for it. What is not known, a kernel copies.
     pub(super) fn measure(&self) {
-        if self.is_measured() {
+        if self.measured.swap(true, Ordering::Relaxed) {
             return;
         }
+        let gpu = self.gpu.clone();
         // What fails is not tried again by each transfer, for it takes memory of a GPU that may have none left.
-        let outcome = self.gpu.kernels().and_then(HostPaths::try_of);
-        if !matches!(outcome, Ok(None)) {
-            self.measured.store(true, Ordering::Relaxed);
+        let measure = move || drop(gpu.kernels().and_then(HostPaths::of));
+        if crate::mover::spawn("pdkv-measure", measure).is_err() {
+            self.measured.store(false, Ordering::Relaxed);
         }
     }
 
@@ -180,7 +181,7 @@ fn pause(since: Duration) -> Duration {
 
 fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Arc<Work>>> {
     let courier = Courier::new(gpu);
-    inner.book().broken = courier.as_ref().err().map(|error| error.message().to_owned());
+    inner.book().broken = courier.as_ref().err().map(|error| (error.clone(), Instant::now()));
     courier
 }
 
