@@ -47,7 +47,7 @@ BENCH_ARGS ?=
 FUZZ_TARGET ?= frames
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
-# How many processes share the tests of pytest out; 0 is this one alone. Two take less time, but twice the memory.
+# How many processes share the tests of pytest out; 0 is this one alone. Several take less time, but more memory.
 PYTEST_PROCESSES ?= 0
 SHARED_OUT := $(if $(filter-out 0,$(PYTEST_PROCESSES)),-n $(PYTEST_PROCESSES) --dist worksteal)
 

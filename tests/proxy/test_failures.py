@@ -9,6 +9,7 @@ import json
 import aiohttp
 import pytest
 
+from patience import follows_the_machine
 from proxy.engine import expected
 from proxy.world import events, run, spoken, until, world
 
@@ -246,9 +247,10 @@ def test_silence_ends_at_the_idle_timeout(role, body):
     run(main)
 
 
-def test_a_stream_that_falls_silent_ends_with_an_error_event():
+@follows_the_machine
+def test_a_stream_that_falls_silent_ends_with_an_error_event(patience_s):
     async def main():
-        async with world(idle_timeout_s=3.0) as w:
+        async with world(idle_timeout_s=patience_s) as w:
             w.decode[0].gate, w.decode[0].words_first = asyncio.Event(), 2
             status, answer, _ = await w.ask(STREAM)
             assert status == 200
@@ -271,11 +273,12 @@ def test_no_idle_timeout_where_there_is_none():
     run(main)
 
 
-def test_an_instance_that_accepts_and_reads_nothing_is_silent_too():
+@follows_the_machine
+def test_an_instance_that_accepts_and_reads_nothing_is_silent_too(patience_s):
     async def main():
         held = []
         server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
-        async with world(idle_timeout_s=3.0, max_body_bytes=16 << 20) as w:
+        async with world(idle_timeout_s=patience_s, max_body_bytes=16 << 20) as w:
             w.instances[1].url = "http://127.0.0.1:" + str(server.sockets[0].getsockname()[1])
             status, _, _ = await w.ask(PROMPT | {"prompt": "x" * (8 << 20)})  # more than sockets hold
             assert status == 504

@@ -10,6 +10,7 @@ import random
 import pytest
 
 import chance
+from patience import follows_the_machine
 from proxy.engine import expected
 from proxy.world import events, run, spoken, until, world
 
@@ -85,9 +86,10 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_the_decode_leg():
     run(main)
 
 
-def test_a_client_that_takes_nothing_is_left_at_the_idle_timeout():
+@follows_the_machine
+def test_a_client_that_takes_nothing_is_left_at_the_idle_timeout(patience_s):
     async def main():
-        async with world(idle_timeout_s=3.0) as w:
+        async with world(idle_timeout_s=patience_s) as w:
             [decode] = w.decode
             decode.padding = 1 << 20
             reader, writer = await asyncio.open_connection(*w.url.removeprefix("http://").split(":"), limit=1024)
