@@ -91,8 +91,10 @@ __device__ __forceinline__ u32 shared_address(const void *pointer) {
 __device__ __forceinline__ void barrier_make(u64 *barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(barrier)) : "memory");
 }
+// Made by this thread, seen by the others and by the engine, which has a way of its own to memory.
 __device__ __forceinline__ void barriers_made() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_load(void *to, u64 from, u32 bytes, u64 *barrier) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"

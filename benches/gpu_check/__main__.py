@@ -7,14 +7,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpu_check import floors, picture, report, run, wheel
 from gpu_check.arena import DRY
-from gpu_check.outcome import Outcome
+from gpu_check.outcome import SKIPPED, Outcome
 from gpu_check.steps import STEPS
 
+Steps = Mapping[str, Mapping[str, Any]]
 BUDGET_S = 470.0
 # A dry run shares a machine with whatever else runs there, and its deadlines are to end what hangs, not what is slow.
 _DRY_PATIENCE = 6.0
@@ -44,25 +46,37 @@ def main() -> int:
         return 0
     began = time.monotonic()
     only = [name for name in args.only.split(",") if name]
-    steps = run.run(only, args.budget, _environment(args), _tell, patience=_DRY_PATIENCE if args.dry else 1.0)
-    judged = floors.judge(steps, dry=args.dry)
-    good = report.good(steps, judged)
-    print(f"\n{report.tables(steps)}\n\n{report.floors(judged)}")
-    whole: dict[str, Any] = {
-        "good": good,
-        "dry": args.dry,
-        "seconds": round(time.monotonic() - began, 1),
-        "steps": steps,
-        "table": report.table_rows(steps),
-        "floors": [floor.to_json() for floor in judged],
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
+
+    def keep(steps: Steps) -> dict[str, Any]:
+        """Writes what is known so far: whoever ends this run before its end finds it there."""
+        judged = floors.judge(steps, dry=args.dry)
+        whole: dict[str, Any] = {
+            "good": report.good(steps, judged),
+            "dry": args.dry,
+            "seconds": round(time.monotonic() - began, 1),
+            "steps": steps,
+            "table": report.table_rows(steps),
+            "floors": [floor.to_json() for floor in judged],
+        }
+        run.write(whole, args.out / "gpu-check.json")
+        return whole
+
+    def tell(steps: Steps, name: str, outcome: Outcome, seconds: float) -> None:
+        print(report.line(name, outcome, seconds), flush=True)
+        keep({**steps, "the run": {"state": SKIPPED, "text": "it has not come to its end", "seconds": 0.0}})
+
+    steps = run.run(only, args.budget, _environment(args), tell, patience=_DRY_PATIENCE if args.dry else 1.0)
+    whole = keep(steps)
+    print(f"\n{report.tables(steps)}\n\n{report.floors(floors.judge(steps, dry=args.dry))}", flush=True)
     title = "pdkv gpu-check: " + (steps.get("machine", {}).get("facts", {}).get("loop", {}).get("name") or "no machine")
-    whole["drawn_by"] = picture.draw(whole["table"], title, args.out / "gpu-check.png")
-    run.write(whole, args.out / "gpu-check.json")
-    word = "good" if good else "NOT GOOD"
+    try:
+        drawn_by = picture.draw(whole["table"], title, args.out / "gpu-check.png")
+    except Exception as error:  # noqa: BLE001 - the figures are worth more than their picture
+        drawn_by = f"nothing: {type(error).__name__}: {error}"
+    run.write({**whole, "drawn_by": drawn_by}, args.out / "gpu-check.json")
+    word = "good" if whole["good"] else "NOT GOOD"
     print(f"\n{word} after {whole['seconds']} s: {args.out}/gpu-check.json, {args.out}/gpu-check.png")
-    return 0 if good else 1
+    return 0 if whole["good"] else 1
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
@@ -72,10 +86,6 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
     if unpacked is not None:
         paths.insert(0, str(unpacked))
     return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), DRY: "1" if args.dry else "0"}
-
-
-def _tell(name: str, outcome: Outcome, seconds: float) -> None:
-    print(report.line(name, outcome, seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,15 @@ def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool) -> list[Floor]:
 
     judged = not dry
     return [
-        Floor("paged copy of 16 KiB blocks, of the device copy", 0.85, of(16 << 10, "fraction"), judged=judged),
-        Floor("paged copy of 4 KiB blocks, of the device copy", 0.6, of(4 << 10, "fraction"), judged=judged),
+        Floor(
+            "paged copy of 16 KiB blocks in 32 planes, of the device copy",
+            0.85,
+            of(16 << 10, "fraction"),
+            judged=judged,
+        ),
+        Floor(
+            "paged copy of 4 KiB blocks in 32 planes, of the device copy", 0.6, of(4 << 10, "fraction"), judged=judged
+        ),
         Floor(
             "16 KiB blocks against a loop of cudaMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), judged=judged
         ),

@@ -15,6 +15,7 @@ LINES: tuple[tuple[str, str, Colour], ...] = (
     ("limit_gb_s", "device copy", (120, 120, 120)),
     ("kernel_gb_s", "pdkv kernel", (31, 119, 180)),
     ("bulk_gb_s", "pdkv bulk", (23, 190, 207)),
+    ("one_plane_gb_s", "pdkv, one plane", (140, 170, 200)),
     ("batch_gb_s", "cuMemcpyBatchAsync", (44, 160, 44)),
     ("torch_gb_s", "torch index", (214, 39, 40)),
     ("nixl_gb_s", "NIXL", (148, 103, 189)),

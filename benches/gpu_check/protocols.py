@@ -53,10 +53,7 @@ def run(_budget_s: float) -> Outcome:
         "torch.as_tensor": torch.as_tensor(pool, device="cuda:0"),
         "torch.from_dlpack": torch.from_dlpack(pool),
     }
-    try:
-        import cupy
-    except ImportError:
-        cupy = None
+    cupy, why = _cupy()
     if cupy is not None:
         views["cupy.asarray"] = cupy.asarray(pool)
         views["cupy.from_dlpack"] = cupy.from_dlpack(pool)
@@ -67,7 +64,20 @@ def run(_budget_s: float) -> Outcome:
         if set(seen.values()) != {(number + 1) * _NBYTES}:
             raise StepFailedError(f"after writing by `{name}` the sums are {seen}")
     given = _registered(views["torch.as_tensor"].clone())
-    return Outcome(text=f"{', '.join(views)}; registered: {', '.join(given)}", facts={"cupy": cupy is not None})
+    text = f"{', '.join(views)}; registered: {', '.join(given)}"
+    return Outcome(text=text + (f"; no cupy: {why}" if why else ""), facts={"cupy": cupy is not None})
+
+
+def _cupy() -> tuple[Any, str]:
+    """Imports cupy, and sees whether it works by itself; without it, why not."""
+    try:
+        import cupy
+
+        if int(cupy.full(16, 3, dtype="u1").sum()) != 48:
+            return None, "it can't add up"
+    except Exception as error:  # noqa: BLE001 - whatever it lacks, it is not pdkv that is tried then
+        return None, f"{type(error).__name__}: {error}"
+    return cupy, ""
 
 
 def _registered(tensor: Any) -> list[str]:

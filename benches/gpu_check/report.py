@@ -12,6 +12,7 @@ _COLUMNS = (
     ("block", "block_bytes", "{}"),
     ("kernel GB/s", "kernel_gb_s", "{:.1f}"),
     ("bulk GB/s", "bulk_gb_s", "{:.1f}"),
+    ("one plane GB/s", "one_plane_gb_s", "{:.1f}"),
     ("of the copy", "fraction", "{:.2f}"),
     ("loop GB/s", "loop_gb_s", "{:.1f}"),
     ("batch GB/s", "batch_gb_s", "{:.1f}"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from gpu_check.steps import PLANNED, STEPS, Step
 
 MARK = "gpu-check outcome "
 _LEAST_S = 5.0  # less than this is not worth starting a step for
+_DYING_S = 10.0  # a process that is killed in a call of the driver can take a while, or for ever
 _TAIL = 12
+_left: list[subprocess.Popen[str]] = []  # processes that could not be ended
 
 
 def answer(step: Step, budget_s: float) -> Outcome:
@@ -30,13 +33,15 @@ def answer(step: Step, budget_s: float) -> Outcome:
         return Outcome(FAILED, str(failed))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this step's outcome
         hint = getattr(error, "hint", None)
-        return Outcome(FAILED, f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else ""))
+        trace = traceback.format_exc().splitlines()[-_TAIL:]
+        text = f"{type(error).__name__}: {error}" + (f" (hint: {hint})" if hint else "")
+        return Outcome(FAILED, text, {"printed": trace})
 
 
 def start(step: Step, timeout_s: float, environment: Mapping[str, str]) -> Outcome:
     """Is the parent: starts a step, kills it and whatever it started at its deadline, and reads what it says."""
     command = [sys.executable, "-m", "gpu_check", "--step", step.name, "--step-budget", f"{timeout_s * PLANNED:.1f}"]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -45,17 +50,40 @@ def start(step: Step, timeout_s: float, environment: Mapping[str, str]) -> Outco
         errors="replace",
         env={**os.environ, **environment, **step.environment},
         start_new_session=True,
-    ) as process:
-        try:
-            printed, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            printed, _ = process.communicate()
-            return Outcome(FAILED, f"took longer than {timeout_s:.0f} s", {"printed": _tail(printed)})
-    for line in reversed(printed.splitlines()):
+    )
+    try:
+        printed, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return Outcome(FAILED, f"took longer than {timeout_s:.0f} s", {"printed": _tail(_killed(process))})
+    outcome = said(printed.splitlines())
+    if outcome is None:
+        return Outcome(FAILED, f"ended with {process.returncode} and said nothing", {"printed": _tail(printed)})
+    if outcome.state == FAILED:
+        outcome.facts.setdefault("printed", _tail("".join(_unmarked(printed))))
+    return outcome
+
+
+def said(lines: Sequence[str]) -> Outcome | None:
+    """Reads the outcome among what a step printed; `None` where it said nothing."""
+    for line in reversed(lines):
         if line.startswith(MARK):
             return Outcome(**json.loads(line.removeprefix(MARK)))
-    return Outcome(FAILED, f"ended with {process.returncode} and said nothing", {"printed": _tail(printed)})
+    return None
+
+
+def _killed(process: subprocess.Popen[str]) -> str:
+    """Ends a step and whatever it started; gives what it printed, unless the driver keeps one of them from dying."""
+    os.killpg(process.pid, signal.SIGKILL)
+    try:
+        printed, _ = process.communicate(timeout=_DYING_S)
+    except subprocess.TimeoutExpired:
+        _left.append(process)
+        return "what it started does not die: the driver holds it"
+    return printed
+
+
+def _unmarked(printed: str) -> list[str]:
+    return [line for line in printed.splitlines(keepends=True) if not line.startswith(MARK)]
 
 
 def _tail(printed: str | None) -> list[str]:
@@ -66,7 +94,7 @@ def run(
     only: Sequence[str],
     budget_s: float,
     environment: Mapping[str, str],
-    tell: Callable[[str, Outcome, float], None],
+    tell: Callable[[Mapping[str, Mapping[str, Any]], str, Outcome, float], None],
     steps: Sequence[Step] = STEPS,
     *,
     patience: float = 1.0,
@@ -77,7 +105,7 @@ def run(
         only: The names of the steps to run; all of them when empty.
         budget_s: Seconds for all steps together.
         environment: What all of them are told.
-        tell: Called after each step, with its name, outcome and seconds.
+        tell: Called after each step, with what all said so far, and its name, outcome and seconds.
         steps: The steps there are.
         patience: How many times its deadline a step may take, and all together their budget.
 
@@ -97,8 +125,8 @@ def run(
         else:
             outcome = start(step, min(step.timeout_s * patience, left_s), environment)
         seconds = time.monotonic() - started
-        tell(step.name, outcome, seconds)
         found[step.name] = {**outcome.to_json(), "seconds": round(seconds, 1)}
+        tell(found, step.name, outcome, seconds)
     return found
 
 

@@ -1,7 +1,8 @@
 """Step: the table. Paged copies of one size after another, beside the device's own copy and beside other ways to do it.
 
-Everything in a row is of one run: the same blocks, the same tables, timed by the device's events; every byte that moved
-is compared. A block table is random on both sides, in pools half again as large.
+Everything in a row is of one run: the same blocks, timed by the device's events; every byte that moved is compared.
+As in a cache with layers the blocks lie in planes that share their two tables, which are random, in pools half again as
+large. `one plane` is the same copy with a table of all blocks: what it costs to bring that to the GPU is in its time.
 """
 
 from __future__ import annotations
@@ -13,45 +14,55 @@ from typing import Any
 import numpy as np
 
 from gpu_check.arena import Arena, Buffer, open_arena
-from gpu_check.outcome import Outcome, StepFailedError
+from gpu_check.outcome import FAILED, PASSED, Outcome, StepFailedError
 from gpu_check.timing import median_s, rate
 from pdkv import PdkvError
 from pdkv._core import CudaLoop
 
 BLOCK_BYTES = (2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+PROMISED = (16 << 10, 4 << 10)
 TOTAL_BYTES, DRY_TOTAL_BYTES = 512 << 20, 2 << 20
+PLANES = 32  # keys and values of sixteen layers
 _SLOTS = 1.5
-_ROUNDS = 4
+_ROUNDS = 8  # the host is ahead of the GPU from the second one on
 
 
 class Blocks:
-    """Two pools of blocks and a table into each."""
+    """Two pools of blocks, in planes, and two tables that all planes share."""
 
     def __init__(self, arena: Arena, total: int, block_bytes: int, src: Buffer, dst: Buffer) -> None:
         """Draws the tables."""
         self.arena, self.block_bytes, self.src, self.dst = arena, block_bytes, src, dst
         self.count = total // block_bytes
-        self.pool = int(self.count * _SLOTS)
+        self.planes = min(PLANES, self.count)
+        each = self.count // self.planes
+        self._slots = int(each * _SLOTS)
+        self.pool = self.planes * self._slots
         draw = Random(block_bytes)
-        self.src_ids, self.dst_ids = (draw.sample(range(self.pool), self.count) for _ in range(2))
+        self._tables = [draw.sample(range(self._slots), each) for _ in range(2)]
+        self.src_ids, self.dst_ids = (
+            [plane * self._slots + number for plane in range(self.planes) for number in table] for table in self._tables
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes that move."""
         return self.count * self.block_bytes
 
-    def kernel(self, loop: CudaLoop, *, bulk: bool) -> Any:
-        """Prepares pdkv's copy."""
+    def kernel(self, loop: CudaLoop, *, bulk: bool = False, one_plane: bool = False) -> Any:
+        """Prepares pdkv's copy: by the tables that the planes share, or by one of all blocks."""
         side = (self.block_bytes, 1, 0)
+        steps = [0] if one_plane else [plane * self._slots * self.block_bytes for plane in range(self.planes)]
+        src_pages, dst_pages = (self.src_ids, self.dst_ids) if one_plane else self._tables
         return loop.job(
             chunk_bytes=self.block_bytes,
             src=side,
             dst=side,
             axes=[(1, 0, 0), (1, 0, 0)],
-            lanes=[(self.src.address, self.dst.address)],
-            num_pages=self.count,
-            src_pages=self.src_ids,
-            dst_pages=self.dst_ids,
+            lanes=[(self.src.address + step, self.dst.address + step) for step in steps],
+            num_pages=len(src_pages),
+            src_pages=src_pages,
+            dst_pages=dst_pages,
             sums=False,
             bulk=bulk,
         )
@@ -93,14 +104,20 @@ def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[st
     Raises:
         StepFailedError: A byte is wrong.
     """
-    size = {"block_bytes": blocks.block_bytes, "blocks": blocks.count, "limit_gb_s": rate(blocks.nbytes, limit_s)}
+    size = {
+        "block_bytes": blocks.block_bytes,
+        "blocks": blocks.count,
+        "planes": blocks.planes,
+        "limit_gb_s": rate(blocks.nbytes, limit_s),
+    }
     seconds: dict[str, float] = {}
     facts: dict[str, Any] = {}
-    for name, bulk in (("kernel", False), ("bulk", True)):
-        copy = blocks.kernel(loop, bulk=bulk)
+    wishes: dict[str, dict[str, bool]] = {"kernel": {}, "bulk": {"bulk": True}, "one_plane": {"one_plane": True}}
+    for name, wish in wishes.items():
+        copy = blocks.kernel(loop, **wish)
         seconds[name] = median_s(lambda copy=copy: copy.run(_ROUNDS))
         blocks.verify(content, f"{copy.kernels}")
-        facts[f"{name}_entry"] = copy.kernels[0]
+        facts[f"{name}_entry"], facts[f"{name}_post_us"] = copy.kernels[0], copy.post_us
     best = min(seconds["kernel"], seconds["bulk"])
     offsets = [blocks.offsets(ids) for ids in (blocks.dst_ids, blocks.src_ids)]
     for name in ("loop", "batch"):
@@ -181,14 +198,17 @@ def run(budget_s: float) -> Outcome:
     arena.write(dst, arena.flat(np.zeros(pool, np.uint8)))
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
-    for block_bytes in BLOCK_BYTES:
+    # The sizes of which something is promised come first, should there be no time for all.
+    for block_bytes in sorted(BLOCK_BYTES, key=lambda size: (size not in PROMISED, -size)):
         if rows and time.monotonic() - started > budget_s:
             break
         rows.append(row(loop, Blocks(arena, total, block_bytes, src, dst), content, limit_s))
-    if len(rows) < len(BLOCK_BYTES):
-        raise StepFailedError(f"only {len(rows)} of {len(BLOCK_BYTES)} sizes in {budget_s:g} s")
+    rows.sort(key=lambda row: row["block_bytes"])
+    text = f"{len(rows)} sizes of blocks, {total >> 20} MiB each, device copy at {rate(total, limit_s):.0f} GB/s"
+    whole = len(rows) == len(BLOCK_BYTES)
     return Outcome(
-        text=f"{len(rows)} sizes of blocks, {total >> 20} MiB each, device copy at {rate(total, limit_s):.0f} GB/s",
+        PASSED if whole else FAILED,  # what there is of the table is kept
+        text=text if whole else f"only {len(rows)} of {len(BLOCK_BYTES)} sizes in {budget_s:g} s: {text}",
         facts={"total_bytes": total, "limit_gb_s": rate(total, limit_s), "rounds": _ROUNDS},
         rows=rows,
     )

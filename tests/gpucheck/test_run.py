@@ -51,6 +51,23 @@ def test_a_step_that_hangs_costs_its_deadline_and_leaves_nobody(child, tmp_path)
     assert "longer than 3 s" in outcome.text
 
 
+def test_a_step_that_can_not_be_killed_is_left_behind(child, monkeypatch):
+    # As one that the driver holds in a call: the others still have their turn.
+    monkeypatch.setattr(run.os, "killpg", lambda group, signal: None)
+    monkeypatch.setattr(run, "_DYING_S", 0.5)
+    outcome = run.start(STEP, 3, child("import time\ntime.sleep(1000)"))
+    assert outcome.state == FAILED
+    assert outcome.facts == {"printed": ["what it started does not die: the driver holds it"]}
+    with run._left.pop() as process:
+        process.kill()
+
+
+def test_a_step_that_fails_also_tells_what_it_printed(child):
+    said = json.dumps(Outcome(FAILED, "a byte is wrong").to_json())
+    outcome = run.start(STEP, 60, child(f"print('a warning'); print({run.MARK!r} + {said!r})"))
+    assert (outcome.text, outcome.facts) == ("a byte is wrong", {"printed": ["a warning"]})
+
+
 def test_what_a_step_raises_is_its_outcome(monkeypatch):
     from gpu_check.outcome import StepFailedError, StepSkippedError
 
@@ -88,6 +105,31 @@ def test_the_budget_ends_a_run_and_says_so(monkeypatch):
     assert asked == [("a", 40), ("b", 30)], "the second gets what is left"
     assert [step["state"] for step in found.values()] == [PASSED, PASSED, SKIPPED]
     assert "70 s for all steps are over" in found["c"]["text"]
+
+
+def test_what_is_known_is_told_after_each_step(monkeypatch):
+    told = []
+    monkeypatch.setattr(run, "start", lambda step, timeout_s, environment: Outcome(text=step.name))
+    steps = [Step(name, "machine") for name in ("a", "b")]
+    run.run([], 1000, {}, lambda found, name, outcome, seconds: told.append((sorted(found), name)), steps)
+    assert told == [(["a"], "a"), (["a", "b"], "b")]
+
+
+def test_a_run_that_is_ended_leaves_what_it_knows(monkeypatch, tmp_path):
+    from gpu_check import __main__ as command
+
+    def start(step, timeout_s, environment):
+        if step.name == "kernels":
+            raise KeyboardInterrupt
+        return Outcome(text="a machine")
+
+    monkeypatch.setattr(run, "start", start)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--only", "machine,kernels"])
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert found["steps"]["machine"]["text"] == "a machine"
+    assert found["steps"]["the run"]["text"] == "it has not come to its end"
 
 
 def test_a_dry_run_is_patient(monkeypatch):

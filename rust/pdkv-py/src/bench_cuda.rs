@@ -208,9 +208,8 @@ impl PyCudaLoop {
         let (dsts, srcs) = (at(dst, dst_offsets), at(src, src_offsets));
         enter::detached(py, || match how {
             "loop" => timed(&self.0.stream, rounds, || {
-                dsts.iter()
-                    .zip(&srcs)
-                    .try_for_each(|(&dst, &src)| buffers::copied(&self.0.stream, dst, src, block_bytes))
+                let pieces = dsts.iter().copied().zip(srcs.iter().copied());
+                buffers::copied_each(&self.0.stream, pieces, block_bytes)
             }),
             "batch" => {
                 let sizes = vec![block_bytes as usize; dsts.len()];

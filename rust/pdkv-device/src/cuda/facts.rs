@@ -31,26 +31,34 @@ pub(super) fn raw(address: u64, attribute: c_int) -> Result<Option<u64>, c_int> 
     }
 }
 
-/// A number that no other memory of this process has, nor had; `None` where the driver gives none. The caller has entered the context.
+/// The numbers that a driver gives to the memory at an address: to the physical memory, and to the allocation.
+///
+/// Together no other memory of the process has them, nor had. One alone is not enough: small allocations of `cudaMalloc` share physical
+/// memory, and what an allocation is where physical memory is mapped by hand the driver does not document.
+pub(super) type Identity = [Option<u64>; 2];
+
+/// The identity of the memory at an address; without numbers where it is not the driver's. The caller has entered the context.
 ///
 /// # Errors
 /// `Device` when the driver fails.
-pub(super) fn identity(context: &Context, _entered: &Entered<'_>, address: u64) -> Result<Option<u64>> {
+pub(super) fn identity(context: &Context, _entered: &Entered<'_>, address: u64) -> Result<Identity> {
     let ask = context.functions().cuPointerGetAttribute;
-    for attribute in [
+    let mut identity = [None; 2];
+    let attributes = [
         n::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID,
         n::CU_POINTER_ATTRIBUTE_BUFFER_ID,
-    ] {
+    ];
+    for (number, attribute) in identity.iter_mut().zip(attributes) {
         let mut id = 0_u64;
         // SAFETY: a word of ours, as wide as either attribute; the address is only looked up.
         match unsafe { ask((&raw mut id).cast(), attribute, address) } {
-            0 => return Ok(Some(id)),
-            // No memory of the driver's, or no attribute of this driver's.
-            n::CUDA_ERROR_INVALID_VALUE => {}
+            0 => *number = Some(id),
+            // No memory of the driver's, or no attribute of this driver's or of such memory.
+            n::CUDA_ERROR_INVALID_VALUE | n::CUDA_ERROR_NOT_SUPPORTED => {}
             status => return Err(failed(address, status)),
         }
     }
-    Ok(None)
+    Ok(identity)
 }
 
 /// The same where a driver wants to be asked in a context: in those that the process has. Without any nobody has memory.
@@ -146,6 +154,10 @@ pub fn pointer_facts(context: &Context, address: u64) -> Result<Option<PointerFa
     // SAFETY: six attributes and six places, each as wide as its attribute or wider; the address is only looked up.
     let status =
         unsafe { (context.functions().cuPointerGetAttributes)(count, ATTRIBUTES.as_ptr(), values.as_ptr(), address) };
+    if status == n::CUDA_ERROR_INVALID_CONTEXT {
+        // The context is there, it was just entered: the memory is none of any context, which other releases say by a type of 0.
+        return Ok(None);
+    }
     context.driver().check("cuPointerGetAttributes", status)?;
     let kind = match kind {
         n::CU_MEMORYTYPE_HOST => MemoryKind::Host,

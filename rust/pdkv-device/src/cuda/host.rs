@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
-use super::facts::{MemoryKind, pointer_facts};
+use super::facts::{MemoryKind, allocation_of, pointer_facts};
 use super::gpu::Gpu;
 use super::numbers as n;
 use crate::region::HostRegion;
@@ -151,7 +151,11 @@ fn pinned(context: &Context, start: u64, end: u64) -> Result<bool> {
             let message = format!("the memory at `{address:#x}` is no host memory");
             return Err(Error::new(ErrorKind::Region, REGISTER, message));
         }
-        if facts.base <= start && end - facts.base <= facts.len {
+        let (base, len) = match facts.len {
+            0 => range_of_pinned(context, address)?,
+            len => (facts.base, len),
+        };
+        if base <= start && end - base <= len {
             return Ok(true);
         }
         let message =
@@ -159,6 +163,20 @@ fn pinned(context: &Context, start: u64, end: u64) -> Result<bool> {
         return Err(Error::new(ErrorKind::Unsupported, REGISTER, message).with_hint(WHOLE));
     }
     Ok(false)
+}
+
+/// The range of pinned memory of which the driver does not say it among the other facts: those are documented for devices.
+fn range_of_pinned(context: &Context, address: u64) -> Result<(u64, u64)> {
+    let device = device_address(context, address)?;
+    let (base, len) = allocation_of(context, device).map_err(|error| {
+        let message = format!(
+            "the driver does not say how much memory is pinned at `{address:#x}`: {}",
+            error.message()
+        );
+        Error::new(ErrorKind::Unsupported, REGISTER, message)
+    })?;
+    // As far before the address as on the device, whose addresses may be others.
+    Ok((address.saturating_sub(device.saturating_sub(base)), len))
 }
 
 fn register(gpu: &Gpu, start: u64, end: u64, writable: bool) -> Result<()> {
@@ -202,6 +220,15 @@ fn device_address(context: &Context, address: u64) -> Result<u64> {
             0,
         )
     };
+    if status != 0 {
+        // Documented for where an allocation begins; the other way is documented for every address, of what others have pinned as well.
+        let ask = context.functions().cuPointerGetAttribute;
+        // SAFETY: a word of ours, as wide as the attribute; the address is only looked up.
+        let told = unsafe { ask((&raw mut found).cast(), n::CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address) };
+        if told == 0 {
+            return Ok(found);
+        }
+    }
     context.driver().check("cuMemHostGetDevicePointer_v2", status)?;
     Ok(found)
 }

@@ -246,3 +246,22 @@ pub unsafe fn copy_async(stream: &Stream, dst: u64, src: u64, bytes: usize) -> R
     let status = unsafe { (context.functions().cuMemcpyAsync)(dst, src, bytes, stream.handle()) };
     context.driver().check("cuMemcpyAsync", status)
 }
+
+/// Copies pieces of one size, (destination, source), one call each and nothing between: what a loop of the driver's own copies costs.
+///
+/// # Errors
+/// `Device` when the driver fails.
+///
+/// # Safety
+/// As for [`copy_async`], of every piece.
+pub unsafe fn copy_each_async(stream: &Stream, pieces: impl Iterator<Item = (u64, u64)>, bytes: usize) -> Result<()> {
+    let context = stream.context();
+    let _entered = context.enter()?;
+    let copy = context.functions().cuMemcpyAsync;
+    for (dst, src) in pieces {
+        // SAFETY: as the caller promises; the context is entered.
+        let status = unsafe { copy(dst, src, bytes, stream.handle()) };
+        context.driver().check("cuMemcpyAsync", status)?;
+    }
+    Ok(())
+}

@@ -57,7 +57,7 @@ pub use host::HostAccess;
 pub use host_paths::{HostDirection, HostPath, HostPaths, LINK_BLOCKS};
 pub use ipc::{IpcHandle, IpcMapping};
 pub use mapping::{DeviceMapping, Laying};
-pub use memory::{DeviceBuffer, PinnedBuffer, copy_async};
+pub use memory::{DeviceBuffer, PinnedBuffer, copy_async, copy_each_async};
 pub use module::{Extent, Function, Module};
 pub use pages::Kernels;
 pub use peer_clock::PeerClock;

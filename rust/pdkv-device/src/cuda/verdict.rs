@@ -9,9 +9,14 @@ use pdkv_core::{Error, ErrorKind};
 /// told, or waited; what is under way goes on.
 pub(super) fn is_dead(error: &Error) -> bool {
     let status = status(error);
-    // A driver that is gone (4), a device that is (46, 999), memory and links beyond repair (214, 220), then what kernels do wrong: addresses,
-    // timeouts, traps, assertions; and a context that was destroyed (709).
-    status.is_some_and(|status| matches!(status, 4 | 46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 999))
+    // A driver that is gone (4), a device that is (46, 999) or its server (810), memory and links beyond repair, contained or not (214, 220, 226),
+    // then what kernels do wrong: addresses, timeouts, traps, assertions; and a context that was destroyed (709).
+    status.is_some_and(|status| {
+        matches!(
+            status,
+            4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 999
+        )
+    })
 }
 
 fn status(error: &Error) -> Option<u32> {
@@ -46,12 +51,17 @@ mod tests {
     fn only_a_dead_context_says_that_nothing_runs() {
         let error = |status: u32| Error::new(ErrorKind::Device, "test", "words").with("status", status);
         assert!(
-            [4, 46, 214, 700, 702, 709, 710, 719, 999]
+            [4, 46, 214, 226, 700, 702, 709, 710, 719, 721, 810, 999]
                 .map(error)
                 .iter()
                 .all(is_dead)
         );
-        assert!(![1, 201, 600, 708, 712, 713, 900, 901].map(error).iter().any(is_dead));
+        assert!(
+            ![1, 201, 600, 701, 708, 712, 713, 900, 901]
+                .map(error)
+                .iter()
+                .any(is_dead)
+        );
         assert!(!is_dead(&Error::new(ErrorKind::Device, "test", "`719`")));
     }
 

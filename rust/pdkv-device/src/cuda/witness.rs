@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
-use super::facts::identity;
+use super::facts::{Identity, identity};
 use super::gpu::Gpu;
 use super::region::{DeviceRegion, Piece};
 
@@ -18,8 +18,8 @@ const MOST_OF_ONE: usize = 16;
 /// The same for all that is looked at together.
 const MOST_OF_ALL: usize = 64;
 
-/// An address, and the number of the allocation that was there.
-pub(super) type Witness = (u64, Option<u64>);
+/// An address, and the numbers of the memory that was there.
+pub(super) type Witness = (u64, Identity);
 
 /// Which allocations lie under a region now.
 ///
@@ -39,7 +39,7 @@ pub struct Witnesses(Vec<(Gpu, Vec<Witness>)>);
 impl Witnesses {
     /// Those of these regions. Memory of pdkv's own has none, for nobody else can move it.
     pub fn of<'a>(regions: impl IntoIterator<Item = &'a Arc<DeviceRegion>>) -> Self {
-        let mut found: BTreeMap<u32, (Gpu, BTreeMap<u64, Option<u64>>)> = BTreeMap::new();
+        let mut found: BTreeMap<u32, (Gpu, BTreeMap<u64, Identity>)> = BTreeMap::new();
         for region in regions {
             let gpu = region.gpu();
             let (_, places) = found
@@ -47,7 +47,7 @@ impl Witnesses {
                 .or_insert_with(|| (gpu.clone(), BTreeMap::new()));
             places.extend(region.witnesses().iter().copied());
         }
-        let thin = |(gpu, places): (Gpu, BTreeMap<u64, Option<u64>>)| {
+        let thin = |(gpu, places): (Gpu, BTreeMap<u64, Identity>)| {
             let every = places.len().div_ceil(MOST_OF_ALL).max(1);
             (gpu, places.into_iter().step_by(every).collect::<Vec<_>>())
         };

@@ -105,6 +105,14 @@ fn memory_that_was_replaced_is_noticed() {
     assert_eq!(error.kind(), ErrorKind::Region);
     assert!(error.message().contains("other memory"), "{error}");
     region(&gpu, start + 100, 5 << 20).unwrap().still_there().unwrap();
+    for bytes in [4096, 4 << 20] {
+        let memory = DeviceBuffer::new(gpu.context(), bytes).unwrap();
+        let cache = region(&gpu, memory.address(), 4096).unwrap();
+        cache.still_there().unwrap();
+        replace(path, memory.address());
+        let error = cache.still_there().unwrap_err();
+        assert!(error.message().contains("other memory"), "{bytes}: {error}");
+    }
 }
 
 #[test]
@@ -228,6 +236,13 @@ fn stranger() {
     assert_eq!((found(pinned.address()), found(plain)), (None, None));
     let managed = other_memory(path.as_ref(), 0, 64, 1);
     assert_eq!(Gpu::holding(managed).unwrap_err().kind(), ErrorKind::Unsupported);
+    // SAFETY: neither is used before it is dropped.
+    let host = |address, len| unsafe { HostRegion::from_raw(address, len, Box::new(())) }.unwrap();
+    for region in [host(plain, 64), host(pinned.address() + 8, 8)] {
+        HostAccess::of(&gpu, &region).unwrap();
+    }
+    let beyond = HostAccess::of(&gpu, &host(pinned.address() + 8, 64)).unwrap_err();
+    assert_eq!(beyond.kind(), ErrorKind::Unsupported, "{beyond}");
     let next = Gpu::open(0).unwrap();
     let missing = std::thread::spawn(move || Gpu::holding(plain)).join().unwrap();
     assert!(missing.unwrap().is_none(), "threads without a context ask as well");

@@ -235,15 +235,16 @@ extern "C" __attribute__((visibility("default"))) u64 standin_segments(int ordin
     }
     return cuMemSetAccess(address, count * bytes, &access, 1) ? 0 : address;
 }
-// Puts other memory at the addresses of one segment, as an allocator does that gives memory back and takes some again.
+// Puts other memory at the addresses of one segment, or of one allocation, as an allocator does that gives memory back and takes some again.
 extern "C" __attribute__((visibility("default"))) int standin_replace(u64 address) {
     std::unique_lock<std::mutex> guard(lock);
     Mapping *mapping = find(address);
-    if (!mapping || mapping->kind != Kind::Laid) return 1;
+    if (!mapping || (mapping->kind != Kind::Laid && mapping->kind != Kind::Alloc)) return 1;
     const Mapping old = *mapping;
     const BlockPtr block = make_block(old.block->device, old.block->bytes, old.block->types);
     unmap(old.start);
-    map_block(block, old.bytes, Kind::Laid, old.devices, old.start)->handle = next_handle++;
+    Mapping *fresh = map_block(block, old.bytes, old.kind, old.devices, old.start);
+    if (old.kind == Kind::Laid) fresh->handle = next_handle++;
     return 0;
 }
 // Memory of a pool (`cudaMallocAsync`) or, with `managed`, such that the driver moves.

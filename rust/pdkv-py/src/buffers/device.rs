@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{CopyQueue, DeviceRegion, Event, Gpu, Stream, Ticket, copy_async, copy_batch_async};
+use pdkv_device::cuda::{
+    CopyQueue, DeviceRegion, Event, Gpu, Stream, Ticket, copy_async, copy_batch_async, copy_each_async,
+};
 use pdkv_device::kernels::{Jobs, Wishes};
 use pyo3::prelude::*;
 
@@ -42,6 +44,12 @@ pub(crate) fn copied(stream: &Stream, dst: u64, src: u64, nbytes: u64) -> Result
     // SAFETY: `gpu_check` and `pdkv.bench` pass memory that they hold until they have waited for the stream; they are the
     // only callers.
     unsafe { copy_async(stream, dst, src, nbytes as usize) }
+}
+
+/// The same for pieces of one size, one by one.
+pub(crate) fn copied_each(stream: &Stream, pieces: impl Iterator<Item = (u64, u64)>, nbytes: u64) -> Result<()> {
+    // SAFETY: as for `copied`; their blocks do not overlap.
+    unsafe { copy_each_async(stream, pieces, nbytes as usize) }
 }
 
 /// The same in one batch.

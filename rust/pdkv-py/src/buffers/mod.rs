@@ -20,7 +20,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-pub(crate) use device::{batched, copied, on_device, posted, recorded, waited_for};
+pub(crate) use device::{batched, copied, copied_each, on_device, posted, recorded, waited_for};
 pub(crate) use dlpack::{dlpack_device, dlpack_facts, lend_dlpack};
 pub(crate) use held::Held;
 

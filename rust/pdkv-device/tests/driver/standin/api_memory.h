@@ -117,7 +117,8 @@ API cuMemHostUnregister(void *start) {
 }
 API cuMemHostGetDevicePointer_v2(u64 *address, void *start, unsigned flags) {
     CALL_IN_CONTEXT(cuMemHostGetDevicePointer_v2);
-    if (flags || !find_host(address_of(start))) return 1;
+    const auto *host = find_host(address_of(start));
+    if (flags || !host || (settings.strict && host->first != address_of(start))) return 1;
     *address = address_of(start);
     return 0;
 }
@@ -190,14 +191,19 @@ int tell(int attribute, void *value, u64 address) {
     const bool managed = mapping && mapping->kind == Kind::Managed;
     u64 base = mapping ? mapping->start : host ? host->first : 0;
     std::size_t size = mapping ? mapping->bytes : host ? host->second.bytes : 0;
+    if (host && settings.strict) base = size = 0;
     if (mapping && mapping->kind == Kind::Laid) {
         const auto &reserved = *std::prev(reservations.upper_bound(address));
         base = reserved.first, size = reserved.second;
     }
     switch (attribute) {
         case 2: *static_cast<unsigned *>(value) = mapping ? 2 : host ? 1 : 0; break;
-        case 7:
-        case 20: *static_cast<u64 *>(value) = mapping ? mapping->identity : 0; break;
+        case 3: *static_cast<u64 *>(value) = address; break;
+        // What is mapped by hand has the number of its reservation; small allocations share the physical memory's.
+        case 7: *static_cast<u64 *>(value) = !mapping ? 0 : mapping->kind == Kind::Laid ? base : mapping->identity; break;
+        case 20:
+            *static_cast<u64 *>(value) = !mapping || (mapping->kind == Kind::Alloc && size < GRANULARITY) ? 0 : mapping->identity;
+            break;
         case 8: *static_cast<bool *>(value) = managed; break;
         case 9: *static_cast<int *>(value) = mapping ? settings.ordinal(mapping->block->device) : -2; break;
         case 10: *static_cast<bool *>(value) = mapping && mapping->kind == Kind::Alloc; break;
@@ -213,7 +219,7 @@ int tell(int attribute, void *value, u64 address) {
 // Neither needs a context, unless the stand-in is told so.
 API cuPointerGetAttributes(unsigned count, const int *attributes, void *const *values, u64 address) {
     CALL(cuPointerGetAttributes);
-    if (settings.strict && entered.empty()) return 201;
+    if (settings.strict && (entered.empty() || !(find(address) || find_host(address)))) return 201;
     for (unsigned at = 0; at < count; ++at)
         if (const int status = tell(attributes[at], values[at], address)) return status;
     return 0;
@@ -226,8 +232,9 @@ API cuPointerGetAttribute(void *value, int attribute, u64 address) {
 API cuMemGetAddressRange_v2(u64 *base, std::size_t *bytes, u64 address) {
     CALL_IN_CONTEXT(cuMemGetAddressRange_v2);
     const Mapping *mapping = find(address);
-    if (!mapping) return 1;
-    *base = mapping->start, *bytes = mapping->bytes;
+    const auto *host = find_host(address);
+    if (!mapping && !host) return 1;
+    *base = mapping ? mapping->start : host->first, *bytes = mapping ? mapping->bytes : host->second.bytes;
     return 0;
 }
 

@@ -55,7 +55,8 @@ struct Settings {
     std::string name = text_setting("PDKV_STANDIN_NAME", "Stand-in H200");
     int multiprocessors = setting("PDKV_STANDIN_MULTIPROCESSORS", 3);
     bool peers = setting("PDKV_STANDIN_PEERS", 1);    // whether devices reach each other
-    bool strict = setting("PDKV_STANDIN_STRICT", 0);  // whether addresses are looked up in a context only
+    bool strict = setting("PDKV_STANDIN_STRICT", 0);  // whether addresses are looked up in a context only, and of
+                                                      // host memory less is told
     bool vmm = setting("PDKV_STANDIN_VMM", 1);        // whether there is memory that descriptors name
     bool open = setting("PDKV_STANDIN_OPEN", 0);      // whether the CPU may touch device memory
     int hold = setting("PDKV_STANDIN_HOLD", 0);       // 1: nothing that is asked happens, 2: no kernel runs

@@ -119,6 +119,16 @@ double now_ms() {
 
 }  // namespace
 
+// The default stream can't be used while a stream that waits for it is captured; one that does not, like torch's, leaves it alone.
+bool default_is_captured() {
+    bool named = false;
+    for (const auto &[handle, stream] : streams) {
+        named = named || stream->captured;
+        if (stream->captured && stream->flags != 1) return true;
+    }
+    return capturing && !named;
+}
+
 API cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
     CALL_IN_CONTEXT(cuCtxGetStreamPriorityRange);
     *lowest = LOWEST_PRIORITY, *highest = HIGHEST_PRIORITY;
@@ -167,7 +177,7 @@ API cuStreamIsCapturing(void *handle, int *found) {
     CALL_IN_CONTEXT(cuStreamIsCapturing);
     const StreamPtr stream = stream_of(handle);
     if (!stream) return 400;
-    if (capturing && address_is_default(handle)) return 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    if (address_is_default(handle) && default_is_captured()) return 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
     *found = stream->captured;
     return 0;
 }

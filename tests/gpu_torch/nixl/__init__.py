@@ -1,0 +1,1 @@
+"""As much of NIXL as gpu-check uses; see _api.py."""

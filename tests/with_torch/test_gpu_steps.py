@@ -1,0 +1,60 @@
+"""gpu-check as on hardware, not as a dry run: torch's own tensors, memory and streams, on the stand-in for the driver.
+
+What torch lacks here is in tests/gpu_torch, and so are cupy, NIXL and compute-sanitizer in name. Speeds mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_check.outcome import PASSED
+from gpu_check.steps import STEPS
+
+# All steps are run while the first test waits; that takes two minutes where nothing else is done.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = ROOT / "tests/gpu_torch"
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """What each step says, all of them run in one process."""
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "standin"
+    built = subprocess.run([ROOT / "scripts/standin-cuda.sh", folder], capture_output=True, text=True, check=True)
+    library, image = built.stdout.split()
+    out = tmp_path_factory.mktemp("gpu-check")
+    paths = [SHIM, ROOT / "benches", os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "PDKV_CUDA_LIBRARY": library,
+        "PDKV_CUDA_IMAGE": image,
+        "PDKV_STANDIN_OPEN": "1",  # what torch computes here the CPU does
+        "PYTHONPATH": os.pathsep.join(map(str, filter(None, paths))),
+        "PATH": f"{SHIM / 'tools'}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [sys.executable, SHIM / "run_steps.py", "--out", out, "--budget", "1000000"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False
+    )
+    assert (out / "gpu-check.json").exists(), done.stdout + done.stderr
+    return json.loads((out / "gpu-check.json").read_text())["steps"]
+
+
+@pytest.mark.parametrize("name", [step.name for step in STEPS if not step.hidden])
+def test_each_step_passes_and_none_is_skipped(steps, name):
+    assert steps[name]["state"] == PASSED, steps[name]
+
+
+def test_libraries_and_tools_were_there(steps):
+    assert steps["machine"]["facts"]["computes"] == "torch"
+    assert steps["protocols"]["facts"]["cupy"]
+    assert "several segments" in steps["expandable segments"]["text"]
+    assert any("pinned" in name for name in steps["two processes"]["facts"])
+    assert re.match("memcheck: ERROR SUMMARY: 0 errors; [0-9]+ jobs, 20 kernels", steps["sanitizer"]["text"])
+    assert [row["block_bytes"] for row in steps["nixl"]["rows"]] == [16 << 10]
