@@ -38,6 +38,7 @@ _POSTING_COLUMNS = (
     ("cost µs", "cost_us", "{:.1f}"),
     ("plan µs", "plan_us", "{:.1f}"),
     ("post µs", "post_us", "{:.1f}"),
+    ("queue µs", "queue_us", "{:.1f}"),
 )
 
 

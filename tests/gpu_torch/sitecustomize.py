@@ -12,7 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
-_SMALL = ("kernels", "speed", "host", "nixl", "posting", "plans")
+_SMALL = ("caches", "kernels", "speed", "host", "nixl", "posting", "plans")
 _AFTER = {"torch": "gpu_torch", **{f"gpu_check.{name}": "small_steps" for name in _SMALL}}
 
 

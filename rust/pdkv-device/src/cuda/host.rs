@@ -8,6 +8,7 @@ use super::context::Context;
 use super::facts::{MemoryKind, allocation_of, pointer_facts};
 use super::gpu::Gpu;
 use super::numbers as n;
+use super::verdict::judged;
 use crate::region::HostRegion;
 
 /// A host region as its GPU sees it.
@@ -168,13 +169,7 @@ fn pinned(context: &Context, start: u64, end: u64) -> Result<bool> {
 /// The range of pinned memory of which the driver does not say it among the other facts: those are documented for devices.
 fn range_of_pinned(context: &Context, address: u64) -> Result<(u64, u64)> {
     let device = device_address(context, address)?;
-    let (base, len) = allocation_of(context, device).map_err(|error| {
-        let message = format!(
-            "the driver does not say how much memory is pinned at `{address:#x}`: {}",
-            error.message()
-        );
-        Error::new(ErrorKind::Unsupported, REGISTER, message)
-    })?;
+    let (base, len) = allocation_of(context, device).map_err(judged)?;
     // As far before the address as on the device, whose addresses may be others.
     Ok((address.saturating_sub(device.saturating_sub(base)), len))
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
+use super::context::Context;
 use super::facts::{allocation_of, pointer_facts};
 use super::gpu::Gpu;
 use super::ipc::{IpcHandle, IpcMapping};
@@ -152,7 +153,7 @@ impl Laying {
             return Err(side_by_side("CUDA IPC puts each allocation where it likes"));
         }
         let mapping = IpcMapping::open(self.gpu.context(), handle)?;
-        let (base, size) = allocation_of(self.gpu.context(), mapping.address())?;
+        let (base, size) = extent_of(self.gpu.context(), mapping.address())?;
         let before = mapping.address() - base;
         check_inside(MAP, size.saturating_sub(before), extent.offset, extent.len)?;
         let offset = extent.offset;
@@ -241,6 +242,15 @@ impl Laying {
             backing,
         }))
     }
+}
+
+/// Where memory that CUDA IPC has mapped begins here, and its bytes. The call is documented for memory of `cuMemAlloc`; a driver that refuses it for
+/// another process's says the same by the address's facts, which for such memory are those of the allocation.
+fn extent_of(context: &Context, address: u64) -> Result<(u64, u64)> {
+    allocation_of(context, address).or_else(|error| match pointer_facts(context, address)? {
+        Some(facts) if facts.len > 0 => Ok((facts.base, facts.len)),
+        _ => Err(error),
+    })
 }
 
 fn side_by_side(reason: &str) -> Error {

@@ -189,10 +189,14 @@ fn a_capture_of_somebody_elses_goes_on() {
     let captured = Stream::new(gpu.context()).unwrap();
     let other = Stream::new(gpu.context()).unwrap();
     assert!(!captured.capturing().unwrap());
+    // SAFETY: the default stream is there as long as the context.
+    let default = unsafe { Stream::foreign(gpu.context(), 0) };
+    capture(alone.path, 0, true);
+    assert!(default.capturing().unwrap(), "a stream that waits for it is captured");
+    capture(alone.path, 0, false);
     capture(alone.path, captured.address(), true);
     assert!(captured.capturing().unwrap() && !other.capturing().unwrap());
-    // SAFETY: the default stream is there as long as the context.
-    assert!(unsafe { Stream::foreign(gpu.context(), 0) }.capturing().unwrap());
+    assert!(!default.capturing().unwrap(), "streams like torch's leave it alone");
     let region = DeviceRegion::allocate(&gpu, 64).unwrap();
     let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();
     let access = HostAccess::of(&gpu, &pool).unwrap();

@@ -209,6 +209,28 @@ fn regions_are_mapped_by_another_process() {
 }
 
 #[test]
+fn what_a_driver_does_not_say_of_mapped_memory_is_found_otherwise() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let mut other = start(path, 0, &[("PDKV_STANDIN_FAIL", "cuMemGetAddressRange_v2:0:500")]);
+    let buffer = DeviceBuffer::new(gpu.context(), 100_000).unwrap();
+    // SAFETY: the buffer lives as long as the region.
+    let region = unsafe { DeviceRegion::from_raw(&gpu, buffer.address() + 1000, 5000, Box::new(buffer)) }.unwrap();
+    passes(&mut other, &region, true);
+    // The allocation still has an end.
+    let mut extents = region.share().unwrap();
+    (extents[0].offset, extents[0].allocation_len) = (99_000, 1 << 20);
+    give(&mut other.socket, 5000, &extents);
+    assert_eq!(other.word(), 0);
+    other.tell(0);
+    other.tell(0);
+    assert!(other.child.wait().unwrap().success());
+}
+
+#[test]
 fn what_has_gone_is_not_mapped() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((driver, path)) = whole() else {
