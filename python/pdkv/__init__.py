@@ -5,6 +5,7 @@ Start with `pdkv.Engine`. Importing this package imports neither torch nor numpy
 
 from pdkv._core import KvLayout, Plan, __version__, build_info, plan, resolve_layout
 from pdkv.engine import (
+    Completions,
     Engine,
     Export,
     Issuer,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CapacityError",
     "ClosedError",
+    "Completions",
     "ConfigError",
     "DeviceError",
     "Engine",

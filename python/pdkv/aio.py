@@ -1,13 +1,12 @@
-"""Waits for transfers in asyncio without a thread: the event loop watches the engine's completion fd.
+"""Waits for transfers in asyncio without a thread: the event loop watches completions of the engine.
 
-One watcher for each (engine, event loop) pair exists while somebody waits. The fd counts for the whole
-process, so whichever loop is woken tells the others to look at their transfers too.
+One watcher for each (engine, event loop) pair exists while somebody waits. It has completions of its own, so that
+nobody else takes what would have woken it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,8 +44,8 @@ class _Watcher:
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine, self._loop = engine, loop
         self._waiting: dict[asyncio.Future[None], Transfer] = {}
-        self._fd = engine.completion_fd()
-        loop.add_reader(self._fd, self._wake)
+        self._completions = engine.completions()
+        loop.add_reader(self._completions, self._wake)
 
     @classmethod
     def join(
@@ -69,23 +68,15 @@ class _Watcher:
             del self._waiting[ended]
             if self._waiting:
                 return
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
+            self._loop.remove_reader(self._completions)
+            self._completions.close()
             loops = self._all[self._engine.incarnation]
             del loops[self._loop]
             if not loops:
                 del self._all[self._engine.incarnation]
 
     def _wake(self) -> None:
-        self._engine.take_completed()
-        with self._lock:
-            others = [
-                watcher for watcher in self._all.get(self._engine.incarnation, {}).values() if watcher is not self
-            ]
-        for other in others:
-            # A loop that is closed by now waits for nothing.
-            if not other._loop.is_closed():
-                other._loop.call_soon_threadsafe(other._look)
+        self._completions.take()
         self._look()
 
     def _look(self) -> None:

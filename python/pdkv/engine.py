@@ -5,6 +5,7 @@ the stub `_core.pyi`.
 """
 
 from pdkv._core import (
+    Completions,
     Engine,
     Export,
     Issuer,
@@ -25,6 +26,7 @@ from pdkv._core import (
 )
 
 __all__ = [
+    "Completions",
     "Engine",
     "Export",
     "Issuer",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from types import SimpleNamespace
@@ -51,13 +50,16 @@ class Fakes:
         self.declined, self.told = [], []
         self.jobs, self.connected = [], True
         self.unknown, self.asked = set(), []
-        self.fd = None
+        self.open = 0
 
-    def completion_fd(self):
-        self.fd = os.open(os.devnull, os.O_RDONLY)
-        return self.fd
+    def completions(self):
+        self.open += 1
+        return SimpleNamespace(take=self.take, close=self.close)
 
-    def take_completed(self):
+    def close(self):
+        self.open -= 1
+
+    def take(self):
         completed, self.completed = self.completed, []
         return completed
 

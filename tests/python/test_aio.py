@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -124,14 +125,52 @@ def test_two_loops_share_one_engine(pair):
     assert (memory[1] == 5).all()
 
 
-def test_the_completion_fd_belongs_to_the_caller(pair):
+def test_everybody_has_completions_of_their_own(pair):
     engines, caches, _ = pair
-    fd = engines.consumer.completion_fd()
-    try:
+    with engines.consumer.completions() as one, engines.consumer.completions() as other:
         transfer = pull(caches, [1])
-        assert select.select([fd], [], [], 60)[0] == [fd]
-        assert transfer.id in engines.consumer.take_completed()
+        for completions in (one, other):
+            assert select.select([completions], [], [], 60)[0] == [completions]
+            assert completions.take() == [transfer.id]
+            assert completions.take() == []
+            assert select.select([completions], [], [], 0)[0] == []
         transfer.wait(60)
-        assert engines.consumer.take_completed() == []
-    finally:
-        os.close(fd)
+    with pytest.raises(pdkv.ClosedError):
+        one.take()
+    with pytest.raises(pdkv.ClosedError):
+        one.fileno()
+    one.close()
+
+
+def test_nobody_takes_what_asyncio_waits_for(pair):
+    engines, caches, _ = pair
+    over = threading.Event()
+
+    def take_all(completions):
+        while not over.is_set():
+            completions.take()
+
+    async def main():
+        for _ in range(200):
+            await asyncio.wait_for(aio.wait(pull(caches, [1])), 60)
+
+    with engines.consumer.completions() as completions, ThreadPoolExecutor(1) as threads:
+        thief = threads.submit(take_all, completions)
+        try:
+            asyncio.run(main())
+        finally:
+            over.set()
+        thief.result(60)
+
+
+def test_a_forked_child_takes_nothing_from_its_parent(pair):
+    engines, caches, _ = pair
+    with engines.consumer.completions() as completions:
+        transfer = pull(caches, [1])
+        transfer.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(len(completions.take()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert select.select([completions], [], [], 60)[0] == [completions]
+        assert completions.take() == [transfer.id]

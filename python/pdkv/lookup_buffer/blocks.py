@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdkv.errors import ClosedError, IntegrityError, LayoutError, PdkvError
+from pdkv.errors import ClosedError, IntegrityError, LayoutError, PdkvError, TransferTimeoutError
 from pdkv.lookup_buffer.entry import Entry
 from pdkv.lookup_buffer.tensors import keys_of
 
@@ -100,13 +100,25 @@ class BlockTicket:
         return self._entry.fate
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Waits until the blocks may be used again; returns the state, which is `waiting` if that was not in time."""
+        """Waits until the blocks may be used again.
+
+        Returns:
+            How it ended: `taken` or `dropped`.
+
+        Raises:
+            TransferTimeoutError: `timeout_s` passed first: the blocks are not to be written yet.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         fate = self._entry.wait(timeout_s)
         left = None if end is None else max(0.0, end - time.monotonic())
-        if fate != "waiting" and not self._entry.wait_quiesced(left):
-            return "waiting"
-        return fate
+        if fate != "waiting" and self._entry.wait_quiesced(left):
+            return fate
+        num_tokens = len(self._entry.keys)
+        raise TransferTimeoutError(
+            f"the blocks of `{num_tokens}` tokens are still in the buffer, or being read, after `{timeout_s}` s",
+            operation="wait",
+            hint="drop() takes them out of the buffer; wait again for whoever is reading them",
+        )
 
     def drop(self) -> None:
         """Takes the blocks out of the buffer. A consumer that is just pulling them finishes: `wait` waits for that."""

@@ -1,7 +1,6 @@
 //! The engine: what a process opens once and everything else hangs from.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use mio::net::TcpListener;
 use mio::{Poll, Waker};
 use pdkv_core::config::NodeConfig;
 use pdkv_core::digest::fingerprint;
-use pdkv_core::id::{ExportId, Incarnation, RegionId, TransferId};
+use pdkv_core::id::{ExportId, Incarnation, RegionId};
 use pdkv_core::layout::KvLayout;
 use pdkv_core::node::{Identity, Node};
 use pdkv_core::reference::Reference;
@@ -22,6 +21,7 @@ use pdkv_device::cuda::Witnesses;
 
 use crate::cache::KvCache;
 use crate::clock::Clock;
+use crate::completion::Completions;
 use crate::config::EngineConfig;
 use crate::connect::{fresh_incarnation, no_random};
 use crate::mover::Movers;
@@ -319,19 +319,14 @@ impl Engine {
         self.shared().inbox.take()
     }
 
-    /// A descriptor that is readable when transfers ended since the last
-    /// [`take_completed`](Self::take_completed). The caller owns it.
+    /// The transfers that end from now on, for an event loop: each caller has a descriptor and a queue of its own.
     ///
     /// # Errors
-    /// `Capacity` when the system gives no descriptor.
-    pub fn completion_fd(&self) -> Result<OwnedFd> {
-        self.shared().completions.fd()
-    }
-
-    /// The transfers that ended since the last call, once [`completion_fd`](Self::completion_fd) was
-    /// asked for; the last 65,536 of them.
-    pub fn take_completed(&self) -> Vec<TransferId> {
-        self.shared().completions.take()
+    /// `Capacity` when the system gives no descriptor, `Unsupported` in a forked child.
+    pub fn completions(&self) -> Result<Completions> {
+        let shared = self.shared();
+        shared.check_process("completions")?;
+        shared.completions.add()
     }
 
     /// The exports and offers of this engine that ended since the last call and whose blocks may be reused,

@@ -110,18 +110,15 @@ impl Export {
     /// # Errors
     /// `TransferTimeout` when `timeout` passed first, which changes nothing about it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<ExportState> {
-        self.watch.wait(timeout, ExportState::is_ended).ok_or_else(|| {
-            Error::new(
-                ErrorKind::TransferTimeout,
-                "wait",
-                format!(
-                    "export `{}` is still `{}` after {timeout:?}",
-                    self.reference.export_id,
-                    self.state().as_str()
-                ),
-            )
-            .with_hint("its lease ends it; release() takes it back now")
-        })
+        let ended = self.watch.wait(timeout, ExportState::is_ended);
+        ended.ok_or_else(|| self.not_ended(timeout.unwrap_or(Duration::MAX)))
+    }
+
+    /// The error of a wait that is over while this has not ended.
+    pub fn not_ended(&self, waited: Duration) -> Error {
+        let (id, state) = (self.reference.export_id, self.state().as_str());
+        let text = format!("export `{id}` is still `{state}` after {waited:?}: its blocks are not to be reused");
+        Error::new(ErrorKind::TransferTimeout, "wait", text).with_hint("its lease ends it; release() takes it back now")
     }
 
     /// Whether no peer can write into the blocks any more, so that they may be reused.

@@ -42,6 +42,7 @@ mod transport;
 mod view;
 
 pub use cache::{KvCache, PullOptions};
+pub use completion::Completions;
 pub use config::{EngineConfig, OneSidedPolicy, TransportKind, UcxConfig, UcxOrigin};
 pub use engine::{Engine, Region, RegionDescriptor};
 pub use export::Export;

@@ -13,7 +13,7 @@ use pdkv_core::node::{Destination, Outcome};
 use pdkv_core::wire::{Message, Notify};
 use pdkv_core::{Error, ErrorKind, Result};
 
-use crate::completion::Completions;
+use crate::completion::Watchers;
 use crate::shared::{Shared, State};
 use crate::transfer::TransferCore;
 
@@ -79,7 +79,7 @@ impl Raw {
     }
 
     /// Ends what is past its deadline. Its memory is quiesced when the movers say so.
-    pub(crate) fn tick(&self, now: Duration, completions: &Completions) {
+    pub(crate) fn tick(&self, now: Duration, completions: &Watchers) {
         let over = |running: &Running| running.deadline <= now && !running.core.stop.load(Ordering::Relaxed);
         for (id, running) in self.running.iter().filter(|(_, running)| over(running)) {
             let error = Error::new(
@@ -91,7 +91,7 @@ impl Raw {
         }
     }
 
-    pub(crate) fn cancel(&self, id: TransferId, completions: &Completions) {
+    pub(crate) fn cancel(&self, id: TransferId, completions: &Watchers) {
         if let Some(running) = self.running.get(&id) {
             let destination = Destination::Invalid;
             running.stop(Outcome::Cancelled { destination }, completions);
@@ -99,7 +99,7 @@ impl Raw {
     }
 
     /// Ends every transfer with a lost peer.
-    pub(crate) fn peer_lost(&self, peer: PeerKey, error: &Error, completions: &Completions) {
+    pub(crate) fn peer_lost(&self, peer: PeerKey, error: &Error, completions: &Watchers) {
         for running in self.running.values().filter(|running| running.peer == peer) {
             running.stop(failed(error.clone()), completions);
         }
@@ -119,7 +119,7 @@ impl Raw {
 
 impl Running {
     /// Ends it now, and its movers as soon as they look.
-    fn stop(&self, outcome: Outcome, completions: &Completions) {
+    fn stop(&self, outcome: Outcome, completions: &Watchers) {
         self.core.stop.store(true, Ordering::Release);
         if self.core.finish(outcome) {
             completions.push(self.core.id());

@@ -20,7 +20,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use crate::actions::Later;
 use crate::channel::Channel;
 use crate::clock::{Clock, Flag};
-use crate::completion::Completions;
+use crate::completion::Watchers;
 use crate::config::EngineConfig;
 use crate::ended::EndedExports;
 use crate::export::ExportWatch;
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) movers: Arc<Movers>,
     pub(crate) servings: Servings,
-    pub(crate) completions: Completions,
+    pub(crate) completions: Watchers,
     pub(crate) ended: EndedExports,
     pub(crate) waker: Waker,
     /// Connections made by callers, on their way to the progress thread.
@@ -152,7 +152,7 @@ impl Shared {
             registry: Registry::default(),
             movers: parts.movers,
             servings: Servings::default(),
-            completions: Completions::default(),
+            completions: Watchers::default(),
             ended: EndedExports::default(),
             waker: parts.waker,
             arrivals: Mutex::default(),

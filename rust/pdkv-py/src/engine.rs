@@ -1,6 +1,5 @@
 //! The transfer engine of this process.
 
-use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::cache::PyKvCache;
+use crate::completions::PyCompletions;
 use crate::enter;
 use crate::errors;
 use crate::memory::{self, Facts};
@@ -338,14 +338,12 @@ impl PyEngine {
             .collect()
     }
 
-    /// Returns a new file descriptor, readable while ended transfers wait to be taken. The caller closes it.
-    fn completion_fd(&self, py: Python<'_>) -> PyResult<i32> {
-        enter::attached(py, || self.0.engine.completion_fd()).map(IntoRawFd::into_raw_fd)
-    }
-
-    /// Takes the ids of the transfers that ended since the last call.
-    fn take_completed(&self) -> Vec<u64> {
-        self.0.engine.take_completed().into_iter().map(|id| id.0).collect()
+    /// Returns the transfers that end from now on, for an event loop. Each call's has a descriptor and ids of its own.
+    ///
+    /// Raises:
+    ///     CapacityError: The process has no descriptor left.
+    fn completions(&self, py: Python<'_>) -> PyResult<PyCompletions> {
+        enter::attached(py, || self.0.engine.completions()).map(PyCompletions::new)
     }
 
     /// Takes the export ids, in hexadecimal, of the exports and offers that ended since the last call and whose blocks may

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::enter;
+use crate::errors;
 use crate::number;
 use crate::reference::PyReference;
 
@@ -82,7 +83,11 @@ impl PyExport {
     /// Waits until the export ended, in whatever way.
     ///
     /// Returns:
-    ///     The state, which is still a live one when `timeout_s` passed first.
+    ///     The state: `"done"`, when every consumer had it, or another way to end, after which peers may not be out of the
+    ///     blocks of an offer yet: see `quiesced`.
+    ///
+    /// Raises:
+    ///     TransferTimeoutError: `timeout_s` passed first, which changes nothing about the export.
     #[pyo3(signature = (timeout_s=None))]
     fn wait(
         &self,
@@ -90,9 +95,13 @@ impl PyExport {
         #[pyo3(from_py_with = number::optional_seconds)] timeout_s: Option<f64>,
     ) -> PyResult<&'static str> {
         let timeout = enter::timeout(py, "timeout_s", timeout_s)?;
-        enter::waiting(py, timeout, |slice| {
+        let ended = enter::waiting(py, timeout, |slice| {
             Ok(self.0.state().is_ended() || self.0.wait(Some(slice)).is_ok())
         })?;
+        if !ended {
+            let error = self.0.not_ended(timeout.unwrap_or_default());
+            return Err(errors::to_python(py, &error));
+        }
         Ok(self.0.state().as_str())
     }
 

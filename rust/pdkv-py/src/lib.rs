@@ -11,6 +11,7 @@ mod blocks;
 mod buffers;
 mod build;
 mod cache;
+mod completions;
 mod engine;
 mod enter;
 mod errors;
@@ -57,6 +58,8 @@ mod _core {
     use crate::build::build_info;
     #[pymodule_export]
     use crate::cache::PyKvCache;
+    #[pymodule_export]
+    use crate::completions::PyCompletions;
     #[pymodule_export]
     use crate::engine::PyEngine;
     #[pymodule_export]

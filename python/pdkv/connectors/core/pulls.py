@@ -8,7 +8,6 @@ what had to wait for a connection, by the dialler's. Knows no sockets.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -63,8 +62,7 @@ class Pulls:
         self._settling: list[tuple[Load, Transfer]] = []  # ended, but their memory is still touched
         self._waiting = deque[Load]()  # for a connection, by deadline
         self._ended = list[Load]()  # newest load of requests to report
-        # Without it the engine keeps no list of what has ended.
-        self._fd = kit.engine.completion_fd()
+        self._completions = kit.engine.completions()
 
     def begin(self, order: PullOrder) -> None:
         """Begins a load, at once if its producer is connected. Never blocks, raises nothing."""
@@ -111,7 +109,7 @@ class Pulls:
         if not self._open and not self._ended:
             return
         with self._lock:
-            for transfer_id in self._kit.engine.take_completed():
+            for transfer_id in self._completions.take():
                 load = self._transfers.pop(transfer_id, None)
                 if load is not None:
                     group, transfer = load.transfers[transfer_id]
@@ -136,7 +134,7 @@ class Pulls:
         for load in loads:
             for _, transfer in load.transfers.values():
                 transfer.wait_quiesced(max(0.0, end - time.monotonic()))
-        os.close(self._fd)
+        self._completions.close()
 
     def _enter(self, load: Load) -> None:
         loads = self._open.setdefault(load.request_id, [])
