@@ -47,6 +47,7 @@ fn device_region() -> RegionAdvert {
         device: Some(DeviceAdvert {
             uuid: [0x99; 16],
             sealed: "MIG".to_owned(),
+            movable: false,
         }),
         ..region()
     }
@@ -212,6 +213,17 @@ fn messages() -> Vec<(&'static str, Message)> {
                 caches: Vec::new(),
             }),
         ),
+        ("advertise_movable_device", {
+            let mut region = device_region();
+            region.device = region.device.map(|device| DeviceAdvert {
+                movable: true,
+                ..device
+            });
+            Message::Advertise(Advertise {
+                regions: vec![region],
+                caches: Vec::new(),
+            })
+        }),
         (
             "withdraw",
             Message::Withdraw(Withdraw {

@@ -22,7 +22,7 @@ const HEAD: usize = 24;
 /// An extent: where in the region, how long, where in its allocation, how long that is, the kind of its name, the name.
 const EXTENT: usize = 104;
 /// The id that ends an answer.
-const END: u64 = u64::MAX;
+pub(crate) const END: u64 = u64::MAX;
 /// Instead of a number of extents: the region can't be had now, and may be another time. Releases that don't know it end the answer there, and try again.
 const NOT_NOW: u64 = u64::MAX;
 /// How much longer an answer may take for each extent that has come.
@@ -31,7 +31,7 @@ const EXTENT_PATIENCE: Duration = Duration::from_millis(1);
 const MAX_REASON: usize = 1 << 10;
 
 /// An answer of whoever lends, which is being read.
-struct Answer<'a>(Reply<'a>);
+pub(crate) struct Answer<'a>(pub(crate) Reply<'a>);
 
 impl LocalDoor {
     /// Borrows regions of the peer's GPUs for one of ours; says of each, once, what came of it.
@@ -71,13 +71,13 @@ impl LocalDoor {
 }
 
 /// What comes before a group of extents.
-struct Head {
-    id: u64,
+pub(crate) struct Head {
+    pub(crate) id: u64,
     /// Extents that follow; 0 when the region can't be had.
-    count: usize,
+    pub(crate) count: usize,
     /// Whether it can't be had for the moment only.
-    not_now: bool,
-    reason: String,
+    pub(crate) not_now: bool,
+    pub(crate) reason: String,
 }
 
 impl Head {
@@ -118,7 +118,7 @@ impl Answer<'_> {
         }
     }
 
-    fn head(&mut self) -> Result<Head> {
+    pub(crate) fn head(&mut self) -> Result<Head> {
         let mut head = [0; HEAD];
         self.0.fill(&mut head)?;
         let not_now = word(&head, 8) == NOT_NOW;
@@ -226,12 +226,12 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
 }
 
 /// Says why a region can't be lent: never, or not now, when a call of the driver has failed that may go well the next time.
-fn send_refusal(stream: &UnixStream, id: RegionId, error: &Error) -> Result<()> {
+pub(crate) fn send_refusal(stream: &UnixStream, id: RegionId, error: &Error) -> Result<()> {
     let extents = if lasts(error) { 0 } else { NOT_NOW };
     send_head(stream, id.0, extents, error.message())
 }
 
-fn send_head(stream: &UnixStream, id: u64, extents: u64, reason: &str) -> Result<()> {
+pub(crate) fn send_head(stream: &UnixStream, id: u64, extents: u64, reason: &str) -> Result<()> {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;

@@ -22,6 +22,7 @@ mod issue;
 mod lend;
 mod link;
 mod local;
+mod look;
 mod mover;
 mod peer;
 mod pipe;

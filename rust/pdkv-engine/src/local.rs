@@ -17,6 +17,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::HostRegion;
 
 use crate::lend::lend;
+use crate::look::look;
 use crate::remote::Mapped;
 use crate::reply::Reply;
 use crate::shared::Shared;
@@ -43,6 +44,8 @@ pub(crate) enum Ask {
     Stream = 1,
     /// Only of an owner that has adverted memory of a GPU.
     Lend = 2,
+    /// Only of an owner that has adverted memory which may move.
+    Look = 3,
 }
 
 /// Where a peer on this host listens.
@@ -173,6 +176,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
                 lend(shared, peer, &stream)
             }
         }
+        3 => look(shared, peer, &stream),
         1 => serve_stream(shared, peer, Socket::new(stream.into())?),
         _ => Err(refuse("the question is unknown")),
     }

@@ -31,6 +31,7 @@ impl From<Memory> for Offered {
                 Err(error) if lasts(&error) => error.message().to_owned(),
                 _ => String::new(),
             },
+            movable: region.may_move(),
         });
         Self { memory, device }
     }

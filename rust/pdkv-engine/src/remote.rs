@@ -107,6 +107,17 @@ impl RemoteRegion {
         self.device.is_some() || self.gpu_here().is_some()
     }
 
+    /// Whether it is memory of a GPU that its owner's allocator may replace, as far as the owner says.
+    pub(crate) fn may_move(&self) -> bool {
+        match &self.device {
+            Some(device) => device.movable,
+            None => self.mapped_now().is_some_and(|mapped| {
+                let device = mapped.memory.device();
+                device.is_some_and(|region| region.may_move())
+            }),
+        }
+    }
+
     /// What GPU of another process it is memory of.
     pub(crate) fn device(&self) -> Option<&DeviceAdvert> {
         self.device.as_ref()

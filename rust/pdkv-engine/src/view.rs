@@ -79,6 +79,17 @@ impl Views {
         self.settled.notify_all();
     }
 
+    /// What all views showed is not what its owner has there; whoever comes later is told.
+    pub(crate) fn spoil(&self, reason: &str) {
+        let gone = || View::Impossible(reason.to_owned());
+        let mut book = self.book();
+        let shown: Vec<_> = book.values_mut().map(|view| std::mem::replace(view, gone())).collect();
+        drop(book);
+        self.settled.notify_all();
+        // Not under the lock: unmapping waits for the driver.
+        drop(shown);
+    }
+
     /// The view, without waiting.
     pub(crate) fn now(&self, gpu: &Gpu) -> Option<Result<Reach, String>> {
         match self.book().get(&gpu.ordinal())? {

@@ -177,6 +177,7 @@ impl From<&RegionAdvert> for schema::Region {
             device: m.device.as_ref().map(|device| schema::Device {
                 uuid: device.uuid.to_vec(),
                 sealed: device.sealed.clone(),
+                movable: device.movable,
             }),
         }
     }
@@ -211,6 +212,7 @@ impl TryFrom<schema::Region> for RegionAdvert {
                 Some(device) => Some(DeviceAdvert {
                     uuid: sized(&device.uuid, "device.uuid")?,
                     sealed: limited(device.sealed, "device.sealed", MAX_TEXT)?,
+                    movable: device.movable,
                 }),
             },
         })

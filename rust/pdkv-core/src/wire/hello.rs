@@ -152,6 +152,9 @@ pub struct DeviceAdvert {
     pub uuid: [u8; 16],
     /// Why no other process can map it; empty when one can.
     pub sealed: String,
+    /// Whether an allocator may put other memory there: then its owner says, over the local socket, whether the memory is still the one that was
+    /// registered, and whoever copied there or from there asks.
+    pub movable: bool,
 }
 
 /// Which bytes of a region are in its memfd.

@@ -115,6 +115,7 @@ schema! {
     Device {
         #[prost(bytes = "vec", tag = "1")] uuid: Vec<u8>,
         #[prost(string, tag = "2")] sealed: String,
+        #[prost(bool, tag = "3")] movable: bool,
     }
     Shared {
         #[prost(uint64, tag = "1")] offset: u64,

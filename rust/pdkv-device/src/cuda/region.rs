@@ -180,6 +180,11 @@ impl DeviceRegion {
         }
     }
 
+    /// Whether it is memory that somebody else allocated and may replace.
+    pub fn may_move(&self) -> bool {
+        !self.witnesses().is_empty()
+    }
+
     /// Whether the memory is still the one that was registered. Of several regions it is asked once, of
     /// [`Witnesses`](super::Witnesses).
     ///

@@ -23,7 +23,7 @@ use crate::forged::with_a_region;
 const LEN: u64 = BLOCK_BYTES;
 
 /// An owner of one region of a GPU, whose door is the test's.
-struct Scene {
+pub(crate) struct Scene {
     reader: Engine,
     here: Region,
     peer: Peer,
@@ -32,6 +32,12 @@ struct Scene {
 
 /// What comes of a question for the region is `answer`'s.
 fn scene(answer: impl FnMut(UnixStream) + Send + 'static) -> Scene {
+    let mut answer = answer;
+    scene_with(false, move |_, stream| answer(stream))
+}
+
+/// As [`scene`], told what is asked for; the owner's allocator may put other memory there.
+pub(crate) fn scene_with(movable: bool, answer: impl FnMut(u8, UnixStream) + Send + 'static) -> Scene {
     static DOORS: AtomicUsize = AtomicUsize::new(0);
     let number = DOORS.fetch_add(1, Ordering::Relaxed);
     let name = format!("pdkv-door-{}-{number}", std::process::id());
@@ -40,12 +46,16 @@ fn scene(answer: impl FnMut(UnixStream) + Send + 'static) -> Scene {
         let mut answer = answer;
         while let Ok((mut stream, _)) = listener.accept() {
             // Others only look who is there.
-            if stream.read_exact(&mut [0; 24 + 4 + 8]).is_ok() {
-                answer(stream);
+            let mut question = [0; 24 + 4 + 8];
+            if stream.read_exact(&mut question).is_ok() {
+                answer(question[4], stream);
             }
         }
     });
-    let (address, owner) = owner(with_a_region(name, LEN), |mut wire| while wire.receive().is_some() {});
+    let (address, owner) = owner(
+        with_a_region(name, LEN, movable),
+        |mut wire| while wire.receive().is_some() {},
+    );
     let reader = engine("reader", &[TransportKind::Cuda]);
     let peer = reader.connect(&address, Duration::from_secs(30)).unwrap();
     // Its first memory of a GPU, after the owner's was heard of: nobody asks at the door before the transfer does.
@@ -59,7 +69,7 @@ fn scene(answer: impl FnMut(UnixStream) + Send + 'static) -> Scene {
 }
 
 impl Scene {
-    fn read(&self, timeout: Duration) -> Transfer {
+    pub(crate) fn read(&self, timeout: Duration) -> Transfer {
         let near = LocalSpan {
             region: self.here.id(),
             offset: 0,
@@ -77,7 +87,7 @@ impl Scene {
         self.peer.read(&[near], &[far], None, &options).unwrap()
     }
 
-    fn close(self) {
+    pub(crate) fn close(self) {
         self.reader.close();
         self.owner.join().unwrap();
     }
@@ -115,12 +125,8 @@ fn a_lender_that_drips_holds_no_transfer_past_its_deadline() {
     scene.close();
 }
 
-#[test]
-fn a_door_that_fails_once_costs_one_transfer_and_not_the_way() {
-    if !is_here("doors::a_door_that_fails_once_costs_one_transfer_and_not_the_way") {
-        return;
-    }
-    // Somebody whose memory can be had; the names are passed on by this test's door.
+/// Somebody whose memory can be had, and the answer that lends it, for a test's own door to give.
+pub(crate) fn lender() -> (Child, Vec<u8>) {
     let mut lender = Child::start("processes::child", &[("PDKV_TEST_MEMORY", "malloc")]);
     let named = lender.ask("name");
     let words: Vec<&str> = named.split_whitespace().collect();
@@ -136,6 +142,15 @@ fn a_door_that_fails_once_costs_one_transfer_and_not_the_way() {
     for word in [u64::MAX, 0, 0] {
         whole.extend(word.to_le_bytes());
     }
+    (lender, whole)
+}
+
+#[test]
+fn a_door_that_fails_once_costs_one_transfer_and_not_the_way() {
+    if !is_here("doors::a_door_that_fails_once_costs_one_transfer_and_not_the_way") {
+        return;
+    }
+    let (_lender, whole) = lender();
     let broken = Arc::new(AtomicBool::new(true));
     let state = Arc::clone(&broken);
     let scene = scene(move |mut stream| {

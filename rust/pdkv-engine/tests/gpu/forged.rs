@@ -31,7 +31,7 @@ fn extent(region_offset: u64, len: u64, offset: u64, allocation: u64, kind: u64,
 }
 
 /// A hello of a neighbour with one region of a GPU, number 5, and a door of this name.
-pub(crate) fn with_a_region(door: String, len: u64) -> Hello {
+pub(crate) fn with_a_region(door: String, len: u64, movable: bool) -> Hello {
     let region = RegionAdvert {
         id: RegionId(5),
         len,
@@ -42,6 +42,7 @@ pub(crate) fn with_a_region(door: String, len: u64) -> Hello {
         device: Some(DeviceAdvert {
             uuid: Gpu::open(0).unwrap().uuid(),
             sealed: String::new(),
+            movable,
         }),
     };
     let from_here = hello_from_here();
@@ -67,7 +68,10 @@ fn read(answer: Answer, fds: usize) -> pdkv_core::Error {
             lend(stream, &answer, fds);
         }
     });
-    let (address, script) = owner(with_a_region(name, LEN), |mut wire| while wire.receive().is_some() {});
+    let (address, script) = owner(
+        with_a_region(name, LEN, false),
+        |mut wire| while wire.receive().is_some() {},
+    );
     let reader = engine("reader", &[TransportKind::Cuda]);
     let here = reader.register(memory(Memory::Device, LEN), None, true).unwrap();
     let peer = reader.connect(&address, Duration::from_secs(30)).unwrap();

@@ -10,6 +10,7 @@ mod links;
 mod moved;
 mod order;
 mod processes;
+mod raw_fence;
 mod stages;
 mod threads;
 mod ways;

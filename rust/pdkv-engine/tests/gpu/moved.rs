@@ -116,11 +116,9 @@ fn nothing_is_copied_to_or_from_memory_of_ours_that_was_replaced() {
                 .read(&[span(near.id())], &[there], None, &RawOptions::default())
         };
         read().unwrap().wait(WAIT).unwrap();
-        if !way.is_direct() {
-            // The owner's threads look, too.
-            replace(far.memory().address());
-            moved_away(&read().unwrap().wait(WAIT).unwrap_err());
-        }
+        // Before its threads send, or after the last byte.
+        replace(far.memory().address());
+        moved_away(&read().unwrap().wait(WAIT).unwrap_err());
         replace(near.memory().address());
         moved_away(&read().unwrap_err());
         move_away(&pair.target);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_core::reference::Reference;
-use pdkv_engine::{KvCache, PullOptions, TransferState, TransportKind};
+use pdkv_engine::{KvCache, PullOptions, Region, TransferState, TransportKind};
 
 use crate::common::child::{Child, is_child, obey};
-use crate::common::standin::{Hold, count, fail, is_here};
+use crate::common::standin::{Hold, count, fail, is_here, replace};
 use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
 use crate::eventually;
 
@@ -31,6 +31,7 @@ fn child() {
     let ours = cache(&engine, kind);
     common::fill(&ours, ours.memory(), 1);
     let mut transfers = Vec::new();
+    let mut region: Option<Region> = None;
     let mut held = None;
     obey(|words| match words {
         ["address"] => engine.address().unwrap().to_owned(),
@@ -66,6 +67,16 @@ fn child() {
             let pushed = ours.push(&offer, table(&numbers(blocks)), &PullOptions::default());
             pushed.unwrap_err().message().to_owned()
         }
+        ["region", bytes] => {
+            let memory = common::memory(kind, bytes.parse().unwrap());
+            let made = region.insert(engine.register(memory, None, true).unwrap());
+            made.id().0.to_string()
+        }
+        ["replace"] => {
+            replace(region.as_ref().unwrap().memory().address());
+            "replaced".to_owned()
+        }
+        ["notifications"] => engine.notifications().len().to_string(),
         ["hold"] => {
             held = Some(Hold::kernels());
             "held".to_owned()

@@ -11,6 +11,7 @@ use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed, Reach};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
+use super::raw_fence::RawFence;
 use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
@@ -26,6 +27,14 @@ pub(super) struct Order {
     pub(super) work: Arc<Work>,
     pub(super) near: Vec<Reach>,
     pub(super) far: Vec<Reach>,
+    /// Where it has to come by after its last byte.
+    pub(super) fence: Option<Arc<RawFence>>,
+}
+
+/// What is under way, and who hears of its end.
+struct Flying {
+    work: Arc<Work>,
+    fence: Option<Arc<RawFence>>,
 }
 
 /// The thread of one GPU, as those who give it orders hold it. It ends when nobody does and nothing is under way.
@@ -166,7 +175,7 @@ fn run(inner: &Inner, gpu: &Gpu) {
             news = Instant::now();
         }
         for Landed { owner, outcome } in landed {
-            end(&owner, outcome);
+            end(owner, outcome);
         }
     }
 }
@@ -179,21 +188,22 @@ fn pause(since: Duration) -> Duration {
     }
 }
 
-fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Arc<Work>>> {
+fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Flying>> {
     let courier = Courier::new(gpu);
     inner.book().broken = courier.as_ref().err().map(|error| (error.clone(), Instant::now()));
     courier
 }
 
 /// Launches one order, unless its transfer is to stop.
-fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, order: Order) {
-    let Order { work, near, far } = order;
+fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, order: Order) {
+    let Order { work, near, far, fence } = order;
     if work.stopped() {
         return work.leave();
     }
     let Program::Joint(plan) = &work.program else {
         let text = "a one-sided link needs both sides' places";
-        return end(&work, Err(Error::new(ErrorKind::Internal, "move", text)));
+        let error = Error::new(ErrorKind::Internal, "move", text);
+        return end(Flying { work, fence }, Err(error));
     };
     let (src, dst) = match work.direction {
         Direction::Read => (far, near),
@@ -204,7 +214,10 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
         src,
         dst,
         after: work.after.clone(),
-        owner: Arc::clone(&work),
+        owner: Flying {
+            work: Arc::clone(&work),
+            fence,
+        },
     };
     let sent = match courier {
         Some(courier) => courier.post(cargo),
@@ -213,19 +226,23 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
             Err(error) => Err((cargo.owner, error)),
         },
     };
-    if let Err((work, error)) = sent {
-        end(&work, Err(error));
+    if let Err((flying, error)) = sent {
+        end(flying, Err(error));
     }
 }
 
 /// Nothing touches the work's memory any more.
-fn end(work: &Arc<Work>, outcome: Result<()>) {
+fn end(flying: Flying, outcome: Result<()>) {
+    let Flying { work, fence } = flying;
     match outcome {
         Ok(()) => {
             if let Program::Joint(plan) = &work.program {
                 work.add_runs(plan.run_count());
             }
             work.add_bytes(work.program.total_bytes());
+            if let Some(fence) = fence.filter(|_| !work.stopped()) {
+                return fence.enter(work);
+            }
         }
         Err(error) => work.fail(error),
     }

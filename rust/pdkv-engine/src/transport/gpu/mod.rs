@@ -4,6 +4,7 @@
 
 mod book;
 mod desk;
+mod raw_fence;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,12 +21,14 @@ use crate::shared::Shared;
 use crate::view::lasts;
 pub(crate) use book::Gpus;
 use desk::{Desk, Order};
+use raw_fence::RawFence;
 
 /// The way to one peer's memory for our GPUs, and to its GPUs' memory.
 pub(crate) struct GpuLink {
     shared: Weak<Shared>,
     /// Who lends us memory; `None` for a peer in this very process.
     door: Option<LocalDoor>,
+    fence: Arc<RawFence>,
     /// Whether the peer has said that it has memory of a GPU.
     heard: AtomicBool,
 }
@@ -37,9 +40,11 @@ impl GpuLink {
         if !same_process && door.is_none() {
             return Err("the peer's local socket can't be reached".to_owned());
         }
+        let door = door.filter(|_| !same_process).cloned();
         Ok(Arc::new(Self {
             shared: Arc::downgrade(shared),
-            door: door.filter(|_| !same_process).cloned(),
+            fence: RawFence::new(door.clone()),
+            door,
             heard: AtomicBool::new(false),
         }))
     }
@@ -142,7 +147,10 @@ impl GpuLink {
     /// Gives the work to the GPU's thread, on whatever thread this is.
     fn dispatch(&self, desk: &Desk, work: Arc<Work>) {
         match self.reach_all(desk, &work) {
-            Ok((near, far)) => desk.order(Order { work, near, far }),
+            Ok((near, far)) => {
+                let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
+                desk.order(Order { work, near, far, fence });
+            }
             Err(error) => {
                 work.fail(error);
                 work.leave();

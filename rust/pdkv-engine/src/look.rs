@@ -1,0 +1,94 @@
+//! Whether memory of GPUs that an owner's allocator may replace is still the memory that was registered: the owner's process says so over the local
+//! socket, region by region, whenever it is asked. Its driver may be slow, and so may the answer be.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use pdkv_core::id::{PeerKey, RegionId};
+use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::Witnesses;
+
+use crate::lend::{Answer, END, Head, send_head, send_refusal};
+use crate::local::{Ask, LocalDoor, asked_for, refuse};
+use crate::shared::Shared;
+
+/// Those who ask wait as long as the owner lives and their transfers may run.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+impl LocalDoor {
+    /// Asks whether these regions are where they were; says of each that is not, once, what the owner says.
+    ///
+    /// # Errors
+    /// As [`borrow`](Self::borrow), and `Handshake` when it leaves one out.
+    pub(crate) fn still_there(
+        &self,
+        wanted: &[(RegionId, u64)],
+        stopped: &dyn Fn() -> bool,
+        mut gone: impl FnMut(RegionId, Error),
+    ) -> Result<()> {
+        let mut answer = Answer(self.question(Ask::Look, wanted, stopped)?);
+        answer.0.bear_with(PATIENCE);
+        let mut open: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
+        loop {
+            let head = answer.head()?;
+            if head.id == END {
+                break;
+            }
+            // Each once: an owner can't keep us here for ever.
+            let id = RegionId(head.id);
+            open.remove(&id)
+                .ok_or_else(|| refuse("a region came that was not asked for"))?;
+            if let Some(error) = verdict(&head) {
+                gone(id, error);
+            }
+        }
+        match open.keys().next() {
+            None => Ok(()),
+            Some(id) => Err(refuse(&format!("nothing was said of region `{id}`"))),
+        }
+    }
+}
+
+/// What a head says of its region: one extent is what was registered.
+fn verdict(head: &Head) -> Option<Error> {
+    if head.not_now {
+        let text = format!(
+            "the peer could not tell whether region `{}` is where it was: {}",
+            head.id, head.reason
+        );
+        return Some(Error::new(ErrorKind::Transfer, "cuda", text));
+    }
+    (head.count != 1).then(|| {
+        let text = format!("region `{}` of the peer is not what it was: {}", head.id, head.reason);
+        Error::new(ErrorKind::Region, "cuda", text)
+            .with_hint("its owner registers it anew after its allocator has moved it")
+    })
+}
+
+/// Looks at the regions that the peer asks about.
+pub(crate) fn look(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
+    let ids = asked_for(stream)?;
+    let regions: Vec<_> = ids
+        .into_iter()
+        .map(|id| (id, shared.registry.region_for(peer, id)))
+        .collect();
+    let devices = || {
+        let known = regions.iter().filter_map(|(_, region)| region.as_ref().ok());
+        known.filter_map(|region| region.memory.device())
+    };
+    // Each allocation once, however many of the regions lie in it; one by one only where something has moved.
+    let all = Witnesses::of(devices()).still_there();
+    for (id, region) in &regions {
+        let found = match (region, &all) {
+            (Err(error), _) => Err(error.clone()),
+            (Ok(_), Ok(())) => Ok(()),
+            (Ok(region), Err(_)) => region.memory.device().map_or(Ok(()), |device| device.still_there()),
+        };
+        match found {
+            Ok(()) => send_head(stream, id.0, 1, "")?,
+            Err(error) => send_refusal(stream, *id, &error)?,
+        }
+    }
+    send_head(stream, END, 0, "")
+}
