@@ -29,6 +29,11 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// How often the driver was asked which memory an address holds: it has two numbers for that.
+fn looks() -> i64 {
+    common::standin::count("calls cuPointerGetAttribute") / 2
+}
+
 /// Two engines with caches on the GPU.
 fn pair() -> Pair {
     Pair::new(Way::cuda(Memory::Device, Memory::Device))

@@ -12,7 +12,7 @@ use pdkv_engine::{KvCache, LocalSpan, PullOptions, RawOptions, RemoteSpan, Trans
 use crate::common::fake::{Wire, claim};
 use crate::common::standin::{Hold, count, fail, is_here, replace};
 use crate::common::{self, LEASE, Memory, Pair, WAIT, Way, cache, engine, memory, table};
-use crate::{came_over, eventually, pull, pull_under_way};
+use crate::{came_over, eventually, looks, pull, pull_under_way};
 
 /// Both kinds of ways: by a kernel of the consumer's, and by threads of the producer's.
 fn ways() -> [Way; 2] {
@@ -160,7 +160,6 @@ fn a_claim_costs_one_look_at_each_allocation_however_many_blocks_it_names() {
         return;
     }
     let pair = Pair::new(Way::cuda(Memory::Segments, Memory::Device));
-    let looks = || count("calls cuPointerGetAttribute");
     let start = looks();
     pull(&pair, &PullOptions::default()).wait(WAIT).unwrap();
     // At the export, beside the claim, and at the fence.
@@ -187,7 +186,6 @@ fn a_fence_that_is_repeated_is_looked_at_once() {
     let owner = engine("owner", &[TransportKind::Tcp]);
     let cache = cache(&owner, Memory::Segments);
     let export = cache.export(table(&[5, 6]), 8, b"", 1, LEASE).unwrap();
-    let looks = || count("calls cuPointerGetAttribute");
     let before = looks();
     let mut wire = Wire::connect(owner.address().unwrap());
     wire.shake_hands();

@@ -10,7 +10,7 @@ use pdkv_engine::{KvCache, PullOptions, Region, TransferState, TransportKind};
 use crate::common::child::{Child, is_child, obey};
 use crate::common::standin::{Hold, count, fail, is_here, replace};
 use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
-use crate::eventually;
+use crate::{eventually, looks};
 
 const CHILD: &str = "processes::child";
 
@@ -89,6 +89,7 @@ fn child() {
             let (offset, allocation) = (shared[0].offset, shared[0].allocation_len);
             format!("{offset} {allocation} {}", pdkv_core::hex::encode(name))
         }
+        ["looks"] => looks().to_string(),
         ["launches"] => count("launches").to_string(),
         ["calls", call] => count(&format!("calls {call}")).to_string(),
         ["fail", call, status] => {

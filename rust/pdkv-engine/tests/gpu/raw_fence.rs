@@ -78,7 +78,7 @@ impl Ends {
     }
 
     fn looks(&mut self) -> u64 {
-        self.child.ask("calls cuPointerGetAttribute").parse().unwrap()
+        self.child.ask("looks").parse().unwrap()
     }
 }
 

@@ -9,8 +9,9 @@ use pdkv_core::{ErrorKind, Retry};
 use pdkv_engine::TransportKind;
 
 use crate::common::fake::{Wire, claim};
-use crate::common::standin::{count, is_here};
+use crate::common::standin::is_here;
 use crate::common::{LEASE, Memory, cache, engine, table};
+use crate::looks;
 
 static REFUSED: AtomicBool = AtomicBool::new(false);
 const EAGAIN: c_int = 11;
@@ -59,7 +60,6 @@ fn a_fence_for_which_there_is_no_thread_is_refused_and_may_be_tried_again() {
         wire.send(&Message::Done(Done { transfer, bytes: 0 }));
         wire.receive()
     };
-    let looks = || count("calls cuPointerGetAttribute");
     let before = looks();
     REFUSED.store(true, Ordering::Release);
     let answer = fence(1);
