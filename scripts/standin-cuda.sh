@@ -3,7 +3,7 @@
 #
 #     scripts/standin-cuda.sh OUT      prints two paths: for PDKV_CUDA_LIBRARY, and for PDKV_CUDA_IMAGE
 #
-# With these two set pdkv runs on GPUs that are host memory: to test everything above the driver, on machines without one. What the stand-in can be
+# OUT/lib holds the same for libraries that look for `libcuda.so.1` themselves. With the two set pdkv runs on GPUs that are host memory: to test everything above the driver, on machines without one. What the stand-in can be
 # told to be and to do is written in rust/pdkv-device/tests/driver/standin/state.h. Needs a C++ compiler (CXX); builds nothing that is there and fresh.
 set -euo pipefail
 
@@ -25,4 +25,18 @@ if [ -n "$newer" ] || [ ! -e "$library" ]; then
   mv "$fresh" "$library"
 fi
 printf '\x7fELFstand-in....' >"$image"
+# What other libraries ask the linker for, such as UCX's module for CUDA: the same file by the driver's own name, and an NVML that has nothing. A
+# process has them by LD_LIBRARY_PATH=OUT/lib.
+mkdir -p "$out/lib"
+if [ ! -e "$out/lib/libnvidia-ml.so.1" ]; then
+  nvml=$(mktemp "$out/lib/nvml-XXXXXX.so")
+  printf 'const char *nvmlErrorString(int status) { return status ? "there is no NVML beside the stand-in" : "success"; }\n' |
+    "${CC:-cc}" -shared -fPIC -x c -o "$nvml" -
+  chmod 755 "$nvml"
+  mv "$nvml" "$out/lib/libnvidia-ml.so.1"
+fi
+if [ ! "$out/lib/libcuda.so.1" -ef "$library" ]; then
+  ln -s ../libcuda-standin.so "$out/lib/libcuda-$$.so"
+  mv -T "$out/lib/libcuda-$$.so" "$out/lib/libcuda.so.1"
+fi
 printf '%s\n%s\n' "$library" "$image"

@@ -130,13 +130,20 @@ LOADER = ("system", "libucp.so.0", [], False, None)
 
 
 def opened(
-    version="1.13.1", transports=(("tcp", "lo"), ("cma", "memory")), *, rdma=False, assertions=False, failure=None
+    version="1.13.1",
+    transports=(("tcp", "lo"), ("cma", "memory")),
+    *,
+    rdma=False,
+    cuda=False,
+    assertions=False,
+    failure=None,
 ):
     answer = {
         "version": version,
         "library": "",
         "transports": [list(pair) for pair in transports],
         "rdma": rdma,
+        "cuda": cuda,
         "assertions": assertions,
         "settings": [["RNDV_THRESH", "inf", "pdkv"]],
     }
@@ -173,7 +180,7 @@ def test_the_libucx_wheel_is_said_to_have_no_rdma():
 
 
 def test_a_copy_with_rdma_on_a_host_with_adapters():
-    ask = opened(transports=[("rc_mlx5", "mlx5_0:1"), ("cuda_copy", "cuda")], rdma=True)
+    ask = opened(transports=[("rc_mlx5", "mlx5_0:1"), ("cuda_copy", "cuda")], rdma=True, cuda=True)
     findings, facts = ucx.examine([SYSTEM], ask, has_devices=True)
     assert findings[0].good
     assert "RDMA works; CUDA works" in findings[0].text

@@ -38,6 +38,9 @@ H200 = {
     "kernels": {"good": True, "text": "kept in `a file`", "hint": None},
     "ipc": {"good": True, "text": "memory of cudaMalloc, by CUDA IPC", "hint": None},
     "pool": {"good": True, "text": "pools of pdkv, by file descriptor", "hint": None},
+    "dma_buf": True,
+    "peer_memory": True,
+    "unseen": None,
 }
 PLACES = [["named", False, "PDKV_CUDA_IMAGE is not set"], ["compiler", False, "no NVRTC"]]
 ABSENT = Outcome(
@@ -51,7 +54,7 @@ def present(*gpus, text="CUDA 13.0, devices: 1"):
 
 
 def test_no_gpu_and_one_that_is_hidden(tmp_path):
-    findings, facts = gpu.examine(tmp_path, ABSENT, NO_TRIAL)
+    findings, facts = gpu.examine(tmp_path, ABSENT, NO_TRIAL, has_rdma=False)
     assert (findings[0].good, facts["cuda"], facts["gpus"], facts["devices"]) == (False, False, [], [])
     assert "no NVIDIA driver" in findings[0].text
     write(
@@ -61,17 +64,17 @@ def test_no_gpu_and_one_that_is_hidden(tmp_path):
             "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H200\nIRQ: 5\n",
         },
     )
-    findings, facts = gpu.examine(tmp_path, ABSENT, NO_TRIAL)
+    findings, facts = gpu.examine(tmp_path, ABSENT, NO_TRIAL, has_rdma=False)
     assert "--gpus" in findings[0].hint
     assert facts["driver"] == "NVIDIA UNIX Open Kernel Module  580.1"
     assert facts["gpus"] == ["NVIDIA H200"]
-    findings, _ = gpu.examine(tmp_path, Outcome([], "was killed by SIGSEGV"), NO_TRIAL)
+    findings, _ = gpu.examine(tmp_path, Outcome([], "was killed by SIGSEGV"), NO_TRIAL, has_rdma=False)
     assert "was killed by SIGSEGV" in findings[0].text
     assert all_hinted(findings)
 
 
 def test_a_gpu_that_works(tmp_path):
-    findings, facts = gpu.examine(tmp_path, present(H200), MOVED_BY_GPU)
+    findings, facts = gpu.examine(tmp_path, present(H200), MOVED_BY_GPU, has_rdma=False)
     assert all(finding.good for finding in findings), findings
     assert [finding.subject for finding in findings] == ["gpu", "cuda:0", "cuda:0 kernels", "cuda:0 memory", "cuda"]
     assert "compute capability 9.0" in one(findings, "cuda:0").text
@@ -102,24 +105,48 @@ def test_a_gpu_that_works(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_said(tmp_path, change, subject, parts):
-    findings, _ = gpu.examine(tmp_path, present({**H200, **change}), MOVED_BY_GPU)
+    findings, _ = gpu.examine(tmp_path, present({**H200, **change}), MOVED_BY_GPU, has_rdma=False)
     finding = one(findings, subject)
     assert not finding.good
     assert all(part in finding.text for part in parts), finding.text
     assert all_hinted(findings)
 
 
+@pytest.mark.parametrize(
+    ("change", "module", "good", "part"),
+    [
+        ({}, None, True, "DMA-BUF"),
+        ({"dma_buf": False}, "nvidia_peermem", True, "nvidia-peermem"),
+        ({"dma_buf": False}, "nv_peer_mem", True, "nvidia-peermem"),
+        ({"dma_buf": False}, None, False, "nvidia-peermem is not loaded"),
+        ({"dma_buf": False, "peer_memory": False}, "nvidia_peermem", False, "has no DMA-BUF"),
+        ({"unseen": "GPU `0` can't be made to see"}, "nvidia_peermem", False, "can't be made to see"),
+    ],
+)
+def test_whether_adapters_reach_a_gpu_is_said_where_there_are_any(tmp_path, change, module, good, part):
+    if module:
+        write(tmp_path, {f"sys/module/{module}/version": "1"})
+    outcome = present({**H200, **change})
+    findings, facts = gpu.examine(tmp_path, outcome, MOVED_BY_GPU, has_rdma=True)
+    finding = one(findings, "cuda:0 rdma")
+    assert (finding.good, facts["peer_memory_module"]) == (good, module is not None)
+    assert part in finding.text
+    assert all_hinted(findings)
+    findings, _ = gpu.examine(tmp_path, outcome, MOVED_BY_GPU, has_rdma=False)
+    assert "cuda:0 rdma" not in [finding.subject for finding in findings]
+
+
 def test_a_gpu_trial_that_fails_or_dies(tmp_path):
     refused = Outcome([{"transport": "cuda", "good": False, "text": "no peer access", "hint": None}])
     for trial, part in ((refused, "no peer access"), (Outcome([], "was killed by SIGSEGV", "words"), "SIGSEGV: words")):
-        findings, _ = gpu.examine(tmp_path, present(H200), trial)
+        findings, _ = gpu.examine(tmp_path, present(H200), trial, has_rdma=False)
         assert not one(findings, "cuda").good
         assert part in one(findings, "cuda").text
         assert all_hinted(findings)
 
 
 def test_an_old_driver_is_said_to_lack_batches(tmp_path):
-    findings, _ = gpu.examine(tmp_path, present({**H200, "batched_copies": False}), MOVED_BY_GPU)
+    findings, _ = gpu.examine(tmp_path, present({**H200, "batched_copies": False}), MOVED_BY_GPU, has_rdma=False)
     assert "older than CUDA 12.8" in one(findings, "cuda:0").text
 
 
@@ -132,7 +159,26 @@ def test_an_old_driver_is_said_to_lack_batches(tmp_path):
     ],
 )
 def test_between_gpus(trial, transport, part):
-    findings, choices = choice.examine([], NO_RDMA, {"chosen": None, "copies": []}, {"cuda": True, "trial": trial})
+    found = {"cuda": True, "trial": trial, "devices": [], "peer_memory_module": False}
+    findings, choices = choice.examine([], NO_RDMA, {"chosen": None, "copies": []}, found)
     assert choices[-1]["transport"] == transport
     assert part in findings[-1].text
     assert all_hinted(findings)
+
+
+@pytest.mark.parametrize(
+    ("copy", "device", "part"),
+    [
+        ({"rdma": True, "cuda": True}, {}, "between hosts `ucx` straight from and to GPUs"),
+        ({"rdma": True, "cuda": True}, {"dma_buf": False}, "no adapter reaches a GPU here"),
+        ({"rdma": True, "cuda": True}, {"unseen": "no"}, "no adapter reaches a GPU here"),
+        ({"rdma": True, "cuda": False}, {}, "UCX 1.22.0 here has no CUDA"),
+        ({"rdma": False, "cuda": True}, {}, "between hosts `tcp`, through pinned memory of the host"),
+    ],
+)
+def test_between_gpus_of_two_hosts(copy, device, part):
+    copies = {"chosen": "libucp", "copies": [{"path": "libucp", "version": "1.22.0", **copy}]}
+    trial = {"good": True, "detail": "CUDA IPC"}
+    found = {"cuda": True, "trial": trial, "devices": [{**H200, **device}], "peer_memory_module": False}
+    findings, _ = choice.examine([], NO_RDMA, copies, found)
+    assert part in findings[-1].text

@@ -26,7 +26,7 @@ _MIB = 1 << 20
 _WARMUP = 64
 _STARTS_S = 20.0
 _PORTS = 3
-_DEFAULT_TLS = "^tcp"  # pdkv's, see docs/decisions/0010
+_DEFAULT_TLS = "^tcp"  # pdkv's for memory of the host, see docs/decisions/0010
 _FIELDS = ("iterations", "avg_bw", "overall_bw", "overall_mr")
 _HINT = "install it: `apt-get install ucx-utils` on Debian and Ubuntu; the `libucx` wheels have one too"
 

@@ -33,7 +33,7 @@ def examine(root: Path = Path("/")) -> Examination:
     on_limits, limit_facts = limits.examine(root, has_rdma=has_devices)
     asked = ask("cuda")
     with_gpu = ask("gpu trial") if (asked.answer or {}).get("present") else Outcome([])
-    on_gpu, gpu_facts = gpu.examine(root, asked, with_gpu)
+    on_gpu, gpu_facts = gpu.examine(root, asked, with_gpu, has_rdma=has_devices)
     on_ucx, ucx_facts = ucx.examine(ucx_candidates(wheels.folders()), ask, has_devices=has_devices)
     on_vllm, vllm_facts = vllm.examine(vllm.look())
     trial = ask("trial")

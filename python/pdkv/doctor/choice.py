@@ -27,7 +27,7 @@ def examine(
         The findings, and the same as data: what is between, the transport or `None`, and why.
     """
     choices = [_this_host(move) for move in moves if "choice" in move]
-    choices += [_another_host(network, ucx), _gpus(gpu)]
+    choices += [_another_host(network, ucx), _gpus(ucx, gpu)]
     findings = [
         Finding(
             "choice",
@@ -65,7 +65,7 @@ def _another_host(network: dict[str, Any], ucx: dict[str, Any]) -> dict[str, Any
     return {"between": "another host", "transport": "tcp", "why": why, "hint": hint}
 
 
-def _gpus(gpu: dict[str, Any]) -> dict[str, Any]:
+def _gpus(ucx: dict[str, Any], gpu: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"between": "GPU to GPU", "transport": None, "hint": None}
     moved = gpu["trial"]
     if not gpu["cuda"]:
@@ -76,5 +76,19 @@ def _gpus(gpu: dict[str, Any]) -> dict[str, Any]:
             "why": "two processes can't reach each other's memory",
             "hint": "the finding on `cuda` says why",
         }
-    why = f"on this host, {moved['detail']}; between hosts `tcp`, through pinned memory of the host"
+    why = f"on this host, {moved['detail']}; between hosts {_gpus_afar(ucx, gpu)}"
     return {**found, "transport": "cuda", "why": why}
+
+
+def _gpus_afar(ucx: dict[str, Any], gpu: dict[str, Any]) -> str:
+    staged = "`tcp`, through pinned memory of the host"
+    chosen = next((copy for copy in ucx["copies"] if copy["path"] == ucx["chosen"]), None)
+    if not (chosen and chosen["rdma"]):
+        return staged
+    if not chosen["cuda"]:
+        return f"{staged}: UCX {chosen['version']} here has no CUDA"
+    module = gpu["peer_memory_module"]
+    seen = [device for device in gpu["devices"] if not (device["error"] or device["unseen"])]
+    if any(device["dma_buf"] or (device["peer_memory"] and module) for device in seen):
+        return f"`ucx` straight from and to GPUs where a try shows that adapters carry it, else {staged}"
+    return f"{staged}: no adapter reaches a GPU here"

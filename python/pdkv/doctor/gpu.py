@@ -21,14 +21,20 @@ _SHARING = (
     "the processes must see the same GPU, and no border of MIG or of a container's IPC namespace may be between them"
 )
 
+_PEER_MEMORY = (
+    "`modprobe nvidia-peermem`, or the open kernel modules of the driver on Linux 5.12 or newer, which have DMA-BUF"
+)
+_STAGED = "between hosts `tcp` moves it, through pinned memory of the host"
 
-def examine(root: Path, cuda: Outcome, trial: Outcome) -> tuple[list[Finding], dict[str, Any]]:
+
+def examine(root: Path, cuda: Outcome, trial: Outcome, *, has_rdma: bool) -> tuple[list[Finding], dict[str, Any]]:
     """Judges what was found.
 
     Args:
-        root: Where `/proc` is.
+        root: Where `/proc` and `/sys` are.
         cuda: What asking CUDA's driver came to.
         trial: What moving bytes between two processes by a GPU came to.
+        has_rdma: Whether this host has RDMA adapters.
 
     Returns:
         The findings, and the same as data.
@@ -45,6 +51,7 @@ def examine(root: Path, cuda: Outcome, trial: Outcome) -> tuple[list[Finding], d
         "devices": answer.get("gpus", []),
         "kernels": [{"place": place, "found": good, "text": text} for place, good, text in answer.get("kernels", [])],
         "trial": moved,
+        "peer_memory_module": _has_module(root),
     }
     if cuda.answer is None:
         text = f"asking CUDA's driver {cuda.failure}"
@@ -57,6 +64,8 @@ def examine(root: Path, cuda: Outcome, trial: Outcome) -> tuple[list[Finding], d
     findings = [Finding("gpu", good=True, text=answer["text"])]
     for gpu in answer["gpus"]:
         findings += _of_one(gpu, facts["kernels"])
+        if has_rdma and not gpu["error"]:
+            findings.append(_adapters(gpu, has_module=facts["peer_memory_module"]))
     findings.append(_trial(trial, moved))
     return findings, facts
 
@@ -97,6 +106,24 @@ def _shared(subject: str, gpu: Mapping[str, Any]) -> Finding:
     text = f"no other process can map any: {refused}" if none else f"{text}; but not all: {refused}"
     hint = next((way["hint"] for way in ways if way["hint"]), None) or _SHARING
     return Finding(f"{subject} memory", good=False, text=text, hint=hint)
+
+
+def _adapters(gpu: Mapping[str, Any], *, has_module: bool) -> Finding:
+    """Whether this host's adapters reach the GPU's memory themselves."""
+    subject = f"cuda:{gpu['ordinal']} rdma"
+    if gpu["unseen"]:
+        return Finding(subject, good=False, text=gpu["unseen"], hint=_STAGED)
+    if gpu["dma_buf"]:
+        return Finding(subject, good=True, text="adapters reach its memory by DMA-BUF")
+    if gpu["peer_memory"] and has_module:
+        return Finding(subject, good=True, text="adapters reach its memory by nvidia-peermem")
+    lack = "and nvidia-peermem is not loaded" if gpu["peer_memory"] else "nor the GPU memory for other devices"
+    text = f"adapters don't reach its memory: the driver has no DMA-BUF, {lack}"
+    return Finding(subject, good=False, text=text, hint=_PEER_MEMORY if gpu["peer_memory"] else _STAGED)
+
+
+def _has_module(root: Path) -> bool:
+    return any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem"))
 
 
 def _trial(trial: Outcome, moved: Mapping[str, Any] | None) -> Finding:

@@ -85,13 +85,12 @@ def _look(candidate: Candidate, ask: Callable[..., Outcome]) -> dict[str, Any]:
         copy["crash"] = " ".join(filter(None, [f"a process that used it {outcome.failure}", outcome.printed]))
     if "error" in answer:
         return copy | {"error": answer["error"], "hint": answer.get("hint")}
-    names = [transport for transport, _ in answer["transports"]]
     return copy | {
         "path": answer["library"],
         "version": answer["version"],
         "transports": [f"{transport}/{device}" for transport, device in answer["transports"]],
         "rdma": answer["rdma"],
-        "cuda": any(name.startswith(_CUDA) for name in names),
+        "cuda": answer["cuda"],
         "assertions": answer["assertions"],
         "settings": answer["settings"],
     }

@@ -162,6 +162,30 @@ impl Capability {
             },
         }
     }
+
+    /// The same between a GPU and whatever it is: to wait for its events, and to have it see what has arrived, takes a while. One host is left to
+    /// `cuda` by that.
+    #[must_use]
+    pub const fn of_gpus(self) -> Self {
+        self.and_before(17_000)
+    }
+
+    /// The same with every byte resting in memory of the host on its way, where a GPU's copies put it or take it from.
+    #[must_use]
+    pub const fn staged(self) -> Self {
+        let staged = Self { direct: false, ..self };
+        staged.and_before(30_000)
+    }
+
+    const fn and_before(self, call_ns: u64) -> Self {
+        Self {
+            cost: Cost {
+                call_ns: self.cost.call_ns + call_ns,
+                ..self.cost
+            },
+            ..self
+        }
+    }
 }
 
 /// A linear cost model.
@@ -364,6 +388,24 @@ mod tests {
             assert!(cost(rdma) > cost(Capability::kernel_copies()), "{bytes} in {runs}");
             // Sockets gather many runs in one call, so only very small pieces are theirs.
             assert!(cost(rdma) < cost(Capability::sockets()) || bytes / runs < 512);
+        }
+    }
+
+    #[test]
+    fn memory_of_a_gpu_goes_by_cuda_then_by_rdma_then_staged_and_emulated_last() {
+        let ways = [
+            Capability::device_copies(),
+            Capability::lane(Manner::OneSided, Carrier::Rdma).of_gpus(),
+            Capability::sockets().staged(),
+            Capability::lane(Manner::OneSided, Carrier::Emulated).of_gpus(),
+        ];
+        assert_eq!(ways.map(|way| way.direct), [true, true, false, false]);
+        for (bytes, runs) in [(64, 1), (64 << 10, 1), (64 << 10, 16), (1 << 30, 1), (1 << 30, 1 << 15)] {
+            let costs = ways.map(|way| way.cost.estimate_ns(bytes, runs));
+            assert!(
+                costs.is_sorted_by(|one, other| one < other),
+                "{bytes} in {runs}: {costs:?}"
+            );
         }
     }
 

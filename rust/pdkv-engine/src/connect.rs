@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::{Incarnation, PeerKey, SessionToken};
 use pdkv_core::node::Role;
 use pdkv_core::session::{Connecting, Established};
-use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, StreamPurpose};
+use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, RegionAdvert, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Process;
 
@@ -86,7 +86,10 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
             .ways
             .iter()
             .any(|way| way.kind != TransportKind::Ucx && way.link.is_ok());
-        lanes.open(shared, if others { left.min(LANE_WAIT) } else { left });
+        // What the hello named is known by now, unless it was withdrawn since.
+        let known = |advert: &RegionAdvert| link.remote.region(advert.id, Duration::ZERO, |_| Ok(())).ok().flatten();
+        let regions = established.remote.regions.iter().filter_map(known).collect();
+        lanes.open(shared, if others { left.min(LANE_WAIT) } else { left }, regions);
     }
     link.check_alive()?;
     Ok(Peer {

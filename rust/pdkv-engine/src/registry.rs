@@ -229,10 +229,15 @@ impl Registry {
 
     /// Whether any region is this memory of the host.
     pub(crate) fn lends(&self, memory: &Arc<HostRegion>) -> bool {
+        self.holds(&Memory::Host(Arc::clone(memory)))
+    }
+
+    /// Whether any region is this memory.
+    pub(crate) fn holds(&self, memory: &Memory) -> bool {
         let book = self.book.read().expect("no holder panics");
         let kept = book.caches.values().flat_map(|cache| &cache.memory);
         let mut regions = book.regions.values().map(|region| &region.memory).chain(kept);
-        regions.any(|lent| lent.host().is_ok_and(|lent| Arc::ptr_eq(lent, memory)))
+        regions.any(|held| held.is(memory))
     }
 
     /// A region as this peer may know it.
@@ -264,6 +269,13 @@ impl Registry {
     pub(crate) fn private(&self) -> usize {
         let book = self.book.read().expect("no holder panics");
         book.regions.values().filter(|region| region.only.is_some()).count()
+    }
+
+    /// All memory that is registered for everybody.
+    pub(crate) fn memories(&self) -> Vec<Memory> {
+        let book = self.book.read().expect("no holder panics");
+        let regions = book.regions.values().filter(|region| region.only.is_none());
+        regions.map(|region| region.memory.clone()).collect()
     }
 
     /// Everything, as it goes into a hello.

@@ -1,5 +1,5 @@
 //! One suite, every transport: what each must do, whoever moves the bytes. What `cuda` does here it does over a stand-in for
-//! the driver; no GPU has run it.
+//! the driver; no GPU has run it. `ucx` with memory of GPUs goes by UCX's own module for CUDA over the same stand-in.
 
 mod common;
 
@@ -28,6 +28,9 @@ macro_rules! on_every_transport {
             #[test] fn cuda_from_beside() { on_gpu(stringify!($name), "cuda_from_beside", Way::cuda(Memory::Other, Memory::Malloc), body); }
             #[test] fn cuda_from_host() { on_gpu(stringify!($name), "cuda_from_host", Way::cuda(Memory::Private, Memory::Device), body); }
             #[test] fn cuda_to_host() { on_gpu(stringify!($name), "cuda_to_host", Way::cuda(Memory::Device, Memory::Shared), body); }
+            #[test] fn ucx_put_gpus() { on_gpu_lane(stringify!($name), "ucx_put_gpus", [Memory::Device, Memory::Malloc], body); }
+            #[test] fn ucx_put_to_gpu() { on_gpu_lane(stringify!($name), "ucx_put_to_gpu", [Memory::Private, Memory::Segments], body); }
+            #[test] fn ucx_put_from_gpu() { on_gpu_lane(stringify!($name), "ucx_put_from_gpu", [Memory::Other, Memory::Shared], body); }
             #[test] fn ucx_put_posix() { on_lane(Lane::puts("posix,cma"), body); }
             #[test] fn ucx_put_sysv() { on_lane(Lane::puts("sysv,cma"), body); }
             #[test] fn ucx_put_tcp() { on_lane(Lane::puts("tcp"), body); }
@@ -44,6 +47,16 @@ macro_rules! on_every_transport {
 fn on_gpu(test: &str, column: &str, way: Way, body: fn(Way)) {
     if standin::is_here(&format!("{test}::{column}")) {
         body(way);
+    }
+}
+
+/// Put and get of memory of GPUs as UCX emulates them over sockets: no adapter is here that would carry them.
+fn on_gpu_lane(test: &str, column: &str, [producer, consumer]: [Memory; 2], body: fn(Way)) {
+    if ucx::copy_for_gpus().is_none() {
+        return;
+    }
+    if standin::is_here_for_ucx(&format!("{test}::{column}"), &[]) {
+        body(Way::lane_of_gpus(Lane::puts("tcp,cuda_copy"), producer, consumer));
     }
 }
 
@@ -148,7 +161,8 @@ on_every_transport! {
 
     fn raw_spans_by_the_thousand(way) {
         let pair = Pair::new(way);
-        let (count, piece) = (5000_u64, 512);
+        // What UCX emulates for a GPU takes a copy of the driver's for each span, and on the stand-in a change of pages.
+        let (count, piece) = (if way.is_emulated_for_gpus() { 200_u64 } else { 5000 }, 512);
         let here = pair.consumer.register(memory(way.memory[1], count * piece), None, true).unwrap();
         let there = pair.producer.register(memory(way.memory[0], count * piece), None, true).unwrap();
         let data: Vec<u8> = (0..count * piece).map(|i| (i / piece * 7 + i % 251) as u8).collect();

@@ -180,6 +180,12 @@ fn keys_are_for_registered_regions_and_for_lanes_that_agreed_on_puts() {
     }
     player.send(&frame(lane::WANT_KEY, &words(&[kv])));
     assert_eq!(word(&player.expect(lane::KEY), 0), kv);
+    // Whether a GPU sees what was written: no region, and one of the host, which needs no looking.
+    for (region, refused) in [(u64::MAX, true), (kv, false)] {
+        player.send(&frame(lane::LAND, &words(&[7, region])));
+        let landed = player.expect(lane::LANDED);
+        assert_eq!((word(&landed, 0), landed.len() > 8), (7, refused));
+    }
     // Requests are of the other manner.
     player.send(&ask(1, &request(false, false, 1, 0, 1, 64)));
     assert_eq!(player.next(), None);

@@ -2,7 +2,9 @@
 //! Only for a process of its own: the driver keeps threads, and whoever forks after it has started is lost.
 
 use pdkv_core::Result;
-use pdkv_device::cuda::{self, DeviceBuffer, DeviceRegion, Gpu, Handle, IpcHandle, Presence, Sources, has_batch};
+use pdkv_device::cuda::{
+    self, AdapterAccess, DeviceBuffer, DeviceRegion, Gpu, Handle, IpcHandle, Presence, Sources, has_batch,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -50,6 +52,9 @@ struct Looked {
     kernels: Verdict,
     ipc: Verdict,
     pool: Verdict,
+    adapters: AdapterAccess,
+    /// Why nobody can make it see what an adapter wrote, if so.
+    unseen: Option<String>,
 }
 
 impl Looked {
@@ -64,6 +69,8 @@ impl Looked {
             kernels: Verdict::of(gpu.kernels().map(|kernels| kernels.origin().to_string())),
             ipc: Verdict::of(ipc(&gpu)),
             pool: Verdict::of(pool(&gpu)),
+            adapters: gpu.adapter_access()?,
+            unseen: gpu.may_see_arrivals().err(),
         })
     }
 }
@@ -142,6 +149,9 @@ fn gpu(py: Python<'_>, ordinal: u32) -> PyResult<Bound<'_, PyDict>> {
             gpu.set_item("kernels", looked.kernels.to_dict(py)?)?;
             gpu.set_item("ipc", looked.ipc.to_dict(py)?)?;
             gpu.set_item("pool", looked.pool.to_dict(py)?)?;
+            gpu.set_item("dma_buf", looked.adapters.dma_buf)?;
+            gpu.set_item("peer_memory", looked.adapters.peer_memory)?;
+            gpu.set_item("unseen", looked.unseen)?;
         }
     }
     Ok(gpu)

@@ -112,6 +112,7 @@ pub(crate) fn ucx_probe<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py,
     facts.set_item("library", context.library().path().display().to_string())?;
     facts.set_item("transports", context.resources().iter().map(names).collect::<Vec<_>>())?;
     facts.set_item("rdma", context.has_rdma())?;
+    facts.set_item("cuda", context.knows_gpus())?;
     facts.set_item("assertions", context.library().has_assertions())?;
     facts.set_item("settings", settings.collect::<Vec<_>>())?;
     Ok(facts)

@@ -7,10 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use pdkv_core::{ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::Memory;
 
 use crate::abi::constants::*;
-use crate::abi::{Zeroed, ucp_context_h, ucp_params_t};
+use crate::abi::{Ucp, Zeroed, ucp_context_attr_t, ucp_context_h, ucp_params_t};
 use crate::library::Library;
 use crate::memory::MemoryHandle;
 use crate::print::printed;
@@ -34,6 +34,8 @@ struct Opened {
     handle: ucp_context_h,
     library: Library,
     resources: Vec<Resource>,
+    /// A bit for each kind of memory that its transports know.
+    memory_types: u64,
     settings: Vec<Setting>,
     features: Features,
 }
@@ -99,6 +101,7 @@ impl Context {
             handle,
             library: library.clone(),
             resources,
+            memory_types: memory_types(ucp, handle),
             settings,
             features,
         })))
@@ -124,17 +127,24 @@ impl Context {
         self.0.resources.iter().any(Resource::is_rdma)
     }
 
+    /// Whether its transports know memory of NVIDIA GPUs. What carries a copy of it is for a probe to tell.
+    pub fn knows_gpus(&self) -> bool {
+        self.0.memory_types >> UCS_MEMORY_TYPE_CUDA & 1 != 0
+    }
+
     /// Every default of ours and every wish of the caller, as resolved.
     pub fn settings(&self) -> &[Setting] {
         &self.0.settings
     }
 
-    /// Registers a region for one-sided copies and messages. With an RDMA adapter this pins its pages.
+    /// Registers memory for one-sided copies, and that of the host for messages too. With an RDMA adapter this pins
+    /// its pages.
     ///
     /// # Errors
-    /// `Capacity` when the memory can't be pinned (`ulimit -l`), `Unsupported` in a forked child.
-    pub fn map(&self, region: &Arc<HostRegion>) -> Result<Arc<MemoryHandle>> {
-        MemoryHandle::map(self, region)
+    /// `Capacity` when the memory can't be pinned (`ulimit -l`), `Unsupported` for memory of a GPU where no transport
+    /// knows it, and in a forked child; `Device` when the GPU can't be used.
+    pub fn map(&self, memory: &Memory) -> Result<Arc<MemoryHandle>> {
+        MemoryHandle::map(self, memory)
     }
 
     pub(crate) fn handle(&self) -> ucp_context_h {
@@ -144,6 +154,15 @@ impl Context {
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
+}
+
+/// None where UCX doesn't tell.
+fn memory_types(ucp: &Ucp, context: ucp_context_h) -> u64 {
+    let mut facts = ucp_context_attr_t::zeroed();
+    facts.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+    // SAFETY: a live context, and a zeroed struct of ours with the field that its mask names.
+    let status = unsafe { (ucp.ucp_context_query)(context, &raw mut facts) };
+    if status == UCS_OK { facts.memory_types } else { 0 }
 }
 
 impl Drop for Opened {

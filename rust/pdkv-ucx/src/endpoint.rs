@@ -264,7 +264,7 @@ impl Endpoint {
         let mut param = operation_param(tally);
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
         param.memh = local.handle();
-        param.memory_type = UCS_MEMORY_TYPE_HOST;
+        param.memory_type = local.memory_type();
         let ucp = self.worker.library().ucp();
         let last = spans.iter().rposition(|span| span.len > 0).unwrap_or(0);
         for (at, span) in spans.iter().enumerate().filter(|(_, span)| span.len > 0) {

@@ -214,7 +214,7 @@ fn scatter(bytes: &[u8], pieces: &[Piece]) -> Result<()> {
     let mut at = 0;
     for piece in pieces {
         let end = at + piece.len as usize;
-        piece.memory.region().write_at(piece.offset, &bytes[at..end])?;
+        piece.memory.region()?.write_at(piece.offset, &bytes[at..end])?;
         at = end;
     }
     Ok(())

@@ -1,11 +1,11 @@
-//! A region of host memory known to a context: the handle that every copy passes, and the key for the peer.
+//! Memory that a context knows, of the host or of a GPU: the handle that every copy passes, and the key for the peer.
 
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::{HostRegion, Memory};
 
 use crate::abi::constants::*;
 use crate::abi::{Zeroed, ucp_mem_h, ucp_mem_map_params_t};
@@ -18,7 +18,7 @@ use crate::{fork, log, status};
 /// Drop order: the mapping is undone, then the region's memory may go, then the context.
 pub struct MemoryHandle {
     handle: ucp_mem_h,
-    region: Arc<HostRegion>,
+    region: Memory,
     context: Context,
 }
 
@@ -37,8 +37,11 @@ impl fmt::Debug for MemoryHandle {
 }
 
 impl MemoryHandle {
-    pub(crate) fn map(context: &Context, region: &Arc<HostRegion>) -> Result<Arc<Self>> {
+    pub(crate) fn map(context: &Context, region: &Memory) -> Result<Arc<Self>> {
         fork::check("map memory")?;
+        if region.device().is_some() && !context.knows_gpus() {
+            return Err(no_gpus(context));
+        }
         let mut params = ucp_mem_map_params_t::zeroed();
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS
             | UCP_MEM_MAP_PARAM_FIELD_LENGTH
@@ -47,30 +50,39 @@ impl MemoryHandle {
         params.address = std::ptr::with_exposed_provenance_mut(region.address() as usize);
         params.length = region.len() as usize;
         params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
-        if region.writable() {
+        if Bounds::from(region).writable {
             params.prot |= UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_WRITE;
         }
-        params.memory_type = UCS_MEMORY_TYPE_HOST;
+        params.memory_type = memory_type(region);
         let mut handle = std::ptr::null_mut();
         log::take_last();
         let map = context.library().ucp().ucp_mem_map;
-        // SAFETY: a live context; the range is a live region's, which this handle keeps until after the unmapping.
-        let mapped = unsafe { map(context.handle(), &raw const params, &raw mut handle) };
-        status::check("map memory", mapped).map_err(|error| {
-            error
-                .with("bytes", region.len())
-                .with_hint("an RDMA adapter pins the memory: raise the limit of locked memory (`ulimit -l unlimited`)")
-        })?;
+        let mut map = || {
+            // SAFETY: a live context; the range is a live region's, which this handle keeps until after the unmapping.
+            unsafe { map(context.handle(), &raw const params, &raw mut handle) }
+        };
+        // Some releases ask the driver about the memory in the thread's own context.
+        let (mapped, hint) = match region {
+            Memory::Host(_) => (map(), PINS),
+            Memory::Device(device) => (device.gpu().inside(map)?, PINS_GPUS),
+        };
+        let outcome = status::check("map memory", mapped);
+        outcome.map_err(|error| error.with("bytes", region.len()).with_hint(hint))?;
         Ok(Arc::new(Self {
             handle,
-            region: Arc::clone(region),
+            region: region.clone(),
             context: context.clone(),
         }))
     }
 
-    /// The region.
-    pub fn region(&self) -> &Arc<HostRegion> {
+    /// The memory.
+    pub fn region(&self) -> &Memory {
         &self.region
+    }
+
+    /// What UCX calls its kind.
+    pub(crate) fn memory_type(&self) -> u32 {
+        memory_type(&self.region)
     }
 
     /// The key by which a peer reaches this memory, for `Endpoint::unpack` of the peer. It names memory domains
@@ -113,28 +125,73 @@ impl MemoryHandle {
         offset: u64,
         len: u64,
     ) -> Result<*mut c_void> {
-        address_of(&self.region, operation, access, offset, len)
+        Bounds::from(&self.region).at(operation, access, offset, len)
     }
 }
 
-/// The address of a checked range of a region.
-#[inline]
-fn address_of(
-    region: &HostRegion,
-    operation: &'static str,
-    access: Access,
-    offset: u64,
+const PINS: &str = "an RDMA adapter pins the memory: raise the limit of locked memory (`ulimit -l unlimited`)";
+const PINS_GPUS: &str = "an adapter reaches a GPU's memory by DMA-BUF or by the kernel module `nvidia-peermem`; `pdkv doctor` \
+     says what is here";
+
+fn memory_type(memory: &Memory) -> u32 {
+    match memory {
+        Memory::Host(_) => UCS_MEMORY_TYPE_HOST,
+        Memory::Device(_) => UCS_MEMORY_TYPE_CUDA,
+    }
+}
+
+fn no_gpus(context: &Context) -> Error {
+    let version = context.library().version();
+    let message = format!("UCX {version} has no transport here that knows memory of GPUs");
+    Error::new(ErrorKind::Unsupported, "map memory", message)
+        .with_hint("take a copy of UCX with CUDA, and leave `cuda_copy` in its `TLS`: `pdkv doctor` shows both")
+}
+
+/// Where memory is, and whether it may be written.
+#[derive(Clone, Copy)]
+struct Bounds {
+    address: u64,
     len: u64,
-) -> Result<*mut c_void> {
-    if offset.checked_add(len).is_none_or(|end| end > region.len()) {
-        return Err(outside(operation, offset, len, region.len()));
+    writable: bool,
+}
+
+impl From<&Memory> for Bounds {
+    #[inline]
+    fn from(memory: &Memory) -> Self {
+        match memory {
+            Memory::Host(region) => Self::from(&**region),
+            Memory::Device(region) => Self {
+                address: region.address(),
+                len: region.len(),
+                writable: true,
+            },
+        }
     }
-    if access == Access::Write && !region.writable() {
-        return Err(Error::new(ErrorKind::Region, operation, "the region is mapped to read"));
+}
+
+impl From<&HostRegion> for Bounds {
+    #[inline]
+    fn from(region: &HostRegion) -> Self {
+        Self {
+            address: region.address(),
+            len: region.len(),
+            writable: region.writable(),
+        }
     }
-    Ok(std::ptr::with_exposed_provenance_mut(
-        (region.address() + offset) as usize,
-    ))
+}
+
+impl Bounds {
+    /// The address of a checked range.
+    #[inline]
+    fn at(self, operation: &'static str, access: Access, offset: u64, len: u64) -> Result<*mut c_void> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(outside(operation, offset, len, self.len));
+        }
+        if access == Access::Write && !self.writable {
+            return Err(Error::new(ErrorKind::Region, operation, "the region is mapped to read"));
+        }
+        Ok(std::ptr::with_exposed_provenance_mut((self.address + offset) as usize))
+    }
 }
 
 /// What is about to be done to local memory.
@@ -174,11 +231,14 @@ pub enum PieceMemory {
 }
 
 impl PieceMemory {
-    /// The region.
-    pub fn region(&self) -> &Arc<HostRegion> {
+    /// The memory, which is the host's.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory of a GPU: messages gather and scatter where a processor reaches.
+    pub fn region(&self) -> Result<&Arc<HostRegion>> {
         match self {
-            Self::Mapped(handle) => handle.region(),
-            Self::Plain(region) => region,
+            Self::Mapped(handle) => handle.region().host(),
+            Self::Plain(region) => Ok(region),
         }
     }
 
@@ -211,6 +271,6 @@ pub struct Piece {
 
 impl Piece {
     pub(crate) fn address(&self, operation: &'static str, access: Access) -> Result<*mut c_void> {
-        address_of(self.memory.region(), operation, access, self.offset, self.len)
+        Bounds::from(&**self.memory.region()?).at(operation, access, self.offset, self.len)
     }
 }

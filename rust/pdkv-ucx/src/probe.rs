@@ -123,8 +123,9 @@ impl Endpoint {
         tally.hold_key(&remote.core);
         let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
         self.ask(tally, None, |param| {
-            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
             param.memh = local.handle();
+            param.memory_type = local.memory_type();
             // SAFETY: as for `put`.
             unsafe { (ucp.ucp_put_nbx)(ep, from, len as usize, to, key, &raw const *param) }
         })
@@ -152,8 +153,9 @@ impl Endpoint {
         tally.hold_key(&remote.core);
         let (ucp, key) = (self.worker.library().ucp(), remote.core.handle());
         self.ask(tally, None, |param| {
-            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+            param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
             param.memh = local.handle();
+            param.memory_type = local.memory_type();
             // SAFETY: as for `get`.
             unsafe { (ucp.ucp_get_nbx)(ep, to, len as usize, from, key, &raw const *param) }
         })

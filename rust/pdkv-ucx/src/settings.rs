@@ -51,11 +51,13 @@ pub struct DefaultSetting {
 pub const DEFAULTS: &[DefaultSetting] = &[
     DefaultSetting {
         name: "TLS",
-        value: "^tcp",
+        value: "^tcp,cuda_ipc",
         since: Version::OLDEST,
         hosts: Hosts::All,
         why: "UCX's TCP listens on a port of its own and writes wherever a packet says, checking nothing and whatever \
-              the other end was allowed. pdkv's `tcp` does its work; name `tcp` here only in a network of trusted hosts",
+              the other end was allowed. pdkv's `tcp` does its work; name `tcp` here only in a network of trusted hosts. \
+              `cuda_ipc` would put into a key what maps the whole of an allocation, for as long as UCX likes; pdkv's `cuda` \
+              lends regions, to processes of the same user",
     },
     DefaultSetting {
         name: "MAX_RMA_RAILS",

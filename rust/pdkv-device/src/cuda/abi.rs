@@ -95,6 +95,7 @@ functions! {
         fn cuCtxSynchronize() -> c_int;
         fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> c_int;
         fn cuThreadExchangeStreamCaptureMode(*mut c_int) -> c_int;
+        fn cuFlushGPUDirectRDMAWrites(c_int, c_int) -> c_int;
         fn cuModuleLoadData(*mut CuModule, *const c_void) -> c_int;
         fn cuModuleUnload(CuModule) -> c_int;
         fn cuModuleGetFunction(*mut CuFunction, CuModule, *const c_char) -> c_int;

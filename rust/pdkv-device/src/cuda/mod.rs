@@ -6,6 +6,7 @@
 //! against what the driver says of them.
 
 mod abi;
+mod arrivals;
 mod batch;
 mod context;
 mod device;
@@ -45,6 +46,7 @@ mod witness;
 
 use pdkv_core::Result;
 
+pub use arrivals::AdapterAccess;
 pub use batch::{copy_batch_async, has_batch};
 pub use context::Context;
 pub use device::Device;

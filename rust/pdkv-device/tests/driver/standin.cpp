@@ -4,7 +4,7 @@
 // memory is out of the CPU's reach except while the device runs; and other processes can be given it. It answers misuse as the driver does,
 // counts what is alive and how often it was called, and fails where it is told to. What it is told to be: standin/state.h.
 
-#include "standin/api_virtual.h"
+#include "standin/api_beside.h"
 
 #include <utility>
 
@@ -67,11 +67,16 @@ API cuDeviceGetUuid_v2(unsigned char *uuid, int ordinal) {
     uuid[15] = static_cast<unsigned char>('0' + settings.visible[ordinal]);
     return 0;
 }
-API cuDeviceGetAttribute(int *value, int attribute, int) {
+API cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
     CALL(cuDeviceGetAttribute);
+    if (attribute == 33) {  // the PCI bus
+        *value = 1 + ordinal;
+        return 0;
+    }
     static const std::map<int, int> values = {{16, settings.multiprocessors}, {39, 2048}, {41, 1}, {75, 9}, {76, 0}, {99, 1},
                                               {110, 1}, {81, 228 << 10}, {97, 227 << 10}, {102, settings.vmm},
-                                              {113, 1}, {103, settings.vmm}};
+                                              {113, 1}, {103, settings.vmm}, {34, 0}, {50, 0}, {116, 0}, {124, 0},
+                                              {117, settings.flush}, {118, settings.ordering}};
     const auto found = values.find(attribute);
     if (found == values.end()) return 1;
     *value = found->second;
@@ -115,7 +120,7 @@ API cuCtxPopCurrent_v2(void **context) {
     std::unique_lock<std::mutex> guard(lock);
     ++alive["calls cuCtxPopCurrent_v2"];
     if (entered.empty()) return 201;
-    *context = entered.back();
+    if (context) *context = entered.back();
     entered.pop_back();
     return 0;
 }

@@ -22,6 +22,8 @@ pub(crate) const ASK: u8 = 9;
 pub(crate) const GO: u8 = 10;
 pub(crate) const NEVER: u8 = 11;
 pub(crate) const ANSWER: u8 = 12;
+pub(crate) const LAND: u8 = 13;
+pub(crate) const LANDED: u8 = 14;
 
 /// The id of active messages, as `transport/ucx/door.rs` has it.
 pub(crate) const MESSAGES: u16 = 0x70;

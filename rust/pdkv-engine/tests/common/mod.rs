@@ -95,12 +95,26 @@ impl Way {
         }
     }
 
+    /// By a lane of UCX, with memory of a GPU at one end or at both.
+    pub(crate) fn lane_of_gpus(lane: ucx::Lane, producer: Memory, consumer: Memory) -> Self {
+        Self {
+            memory: [producer, consumer],
+            ..lane.into()
+        }
+    }
+
     /// By tcp, with memory of a GPU at one end or at both.
     pub(crate) fn staged(producer: Memory, consumer: Memory) -> Self {
         Self {
             memory: [producer, consumer],
             ..TransportKind::Tcp.into()
         }
+    }
+
+    /// Whether it is a lane of UCX between memory of which some is a GPU's: no adapter is here.
+    pub(crate) fn is_emulated_for_gpus(&self) -> bool {
+        let host = |memory: &Memory| matches!(memory, Memory::Shared | Memory::Private);
+        self.lane.is_some() && !self.memory.iter().all(host)
     }
 
     /// Whether no payload byte rests on the way.

@@ -46,6 +46,15 @@ pub(crate) fn is_here(test: &str) -> bool {
     is_here_with(test, &[])
 }
 
+/// As [`is_here`], for UCX's module for CUDA too, which finds the stand-in where the linker looks for a driver.
+pub(crate) fn is_here_for_ucx(test: &str, settings: &[(&str, &str)]) -> bool {
+    let beside = build().map(|[library, _]| library.with_file_name("lib"));
+    let folder = beside.as_ref().map(|folder| folder.to_str().expect("text"));
+    let mut all = settings.to_vec();
+    all.push(("LD_LIBRARY_PATH", folder.unwrap_or_default()));
+    is_here_with(test, &all)
+}
+
 /// As [`is_here`], with more settings.
 pub(crate) fn is_here_with(test: &str, settings: &[(&str, &str)]) -> bool {
     if std::env::var_os(LIBRARY).is_some() {

@@ -72,7 +72,11 @@ impl From<Lane> for Way {
 
 pub(crate) fn config(lane: Lane) -> UcxConfig {
     UcxConfig {
-        library: copies().into_iter().next(),
+        library: if lane.tls.contains("cuda") {
+            copy_for_gpus()
+        } else {
+            copies().into_iter().next()
+        },
         one_sided: lane.policy,
         settings: vec![("TLS".to_owned(), lane.tls.to_owned())],
         ..UcxConfig::default()
@@ -85,6 +89,27 @@ pub(crate) fn copies() -> Vec<PathBuf> {
     let named = listed.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
     let chosen = std::env::var("PDKV_UCX_LIBRARY").ok().map(PathBuf::from);
     chosen.into_iter().chain(named).collect()
+}
+
+/// A copy with a module for CUDA; says so when there is none.
+pub(crate) fn copy_for_gpus() -> Option<PathBuf> {
+    let has_cuda = |path: &PathBuf| {
+        let beside = path
+            .parent()
+            .into_iter()
+            .flat_map(|folder| [folder.join("ucx"), folder.to_owned()]);
+        let names = beside.flat_map(std::fs::read_dir).flatten().flatten();
+        names
+            .into_iter()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with("libuct_cuda"))
+    };
+    let found = copies().into_iter().find(has_cuda);
+    if found.is_none() {
+        let required = std::env::var_os("PDKV_UCX_REQUIRED").is_some();
+        assert!(!required, "no UCX with CUDA, and PDKV_UCX_REQUIRED is set");
+        std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no UCX with CUDA to test with\n").expect("stderr");
+    }
+    found
 }
 
 /// Whether this machine has a UCX to test with; says so when it hasn't.

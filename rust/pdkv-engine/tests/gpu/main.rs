@@ -6,6 +6,7 @@ mod common;
 mod doors;
 mod failures;
 mod forged;
+mod lanes;
 mod links;
 mod moved;
 mod order;

@@ -13,15 +13,15 @@ use crate::{came_over, pair, pull, pull_under_way};
 const LEN: usize = 4096;
 
 /// A stream that writes 9 into device memory, and the point after it.
-struct Writer {
-    stream: Stream,
-    written: Arc<Event>,
+pub(crate) struct Writer {
+    pub(crate) stream: Stream,
+    pub(crate) written: Arc<Event>,
     #[expect(dead_code, reason = "the stream reads it")]
     nines: PinnedBuffer,
 }
 
 impl Writer {
-    fn into_memory(address: u64) -> Self {
+    pub(crate) fn into_memory(address: u64) -> Self {
         let gpu = Gpu::open(0).unwrap();
         let stream = Stream::new(gpu.context()).unwrap();
         let nines = PinnedBuffer::new(gpu.context(), LEN).unwrap();

@@ -68,6 +68,7 @@ table! {
         ucp_config_release(*mut ucp_config);
         ucp_init_version(c_uint, c_uint, *const ucp_params_t, *const ucp_config, *mut ucp_context_h) -> ucs_status_t;
         ucp_context_print_info(ucp_context_h, *mut libc::FILE);
+        ucp_context_query(ucp_context_h, *mut ucp_context_attr_t) -> ucs_status_t;
         ucp_cleanup(ucp_context_h);
         ucp_worker_create(ucp_context_h, *const ucp_worker_params_t, *mut ucp_worker_h) -> ucs_status_t;
         ucp_worker_destroy(ucp_worker_h);

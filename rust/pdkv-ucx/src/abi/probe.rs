@@ -37,6 +37,9 @@ fn layouts() -> Vec<Layout> {
             field_mask, features, request_size, request_init, request_cleanup, tag_sender_mask, mt_workers_shared,
             estimated_num_eps, estimated_num_ppn, name,
         } later { node_local_id }),
+        layout!(ucp_context_attr_t {
+            field_mask, request_size, thread_mode, memory_types, name,
+        } later { device_counter_size }),
         layout!(ucp_lib_attr_t {
             field_mask,
             max_thread_level

@@ -59,6 +59,7 @@ pub(crate) use zeroed;
 zeroed!(
     ucp_lib_attr_t,
     ucp_params_t,
+    ucp_context_attr_t,
     ucp_worker_params_t,
     ucp_worker_attr_t,
     ucp_ep_params_t,
@@ -84,6 +85,17 @@ pub(crate) struct ucp_params_t {
     pub estimated_num_ppn: usize,
     pub name: *const c_char,
     pub node_local_id: usize,
+}
+
+/// What a context tells about itself.
+#[repr(C)]
+pub(crate) struct ucp_context_attr_t {
+    pub field_mask: u64,
+    pub request_size: usize,
+    pub thread_mode: c_uint,
+    pub memory_types: u64,
+    pub name: [c_char; 32],
+    pub device_counter_size: usize,
 }
 
 /// What a library tells about how it was built.

@@ -68,7 +68,7 @@ impl LoopEnd {
     /// # Errors
     /// Whatever UCX says.
     pub fn open(context: &Context, region: &Arc<HostRegion>) -> Result<Self> {
-        let memory = context.map(region)?;
+        let memory = context.map(&Arc::clone(region).into())?;
         let key = memory.pack()?;
         let (ready, opened) = channel();
         let (commands, inbox) = channel();

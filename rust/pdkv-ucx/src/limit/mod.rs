@@ -92,7 +92,7 @@ pub fn copy(
     param.cb = ucp_callback { send: Some(counted) };
     param.user_data = Rc::as_ptr(&count).cast_mut().cast();
     param.memh = local.handle();
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.memory_type = local.memory_type();
     let (base, key, len) = (local.region().address(), remote.core.handle(), blocks.bytes as usize);
     let remote_base = remote.address_of(OPERATION, 0, 0)?;
     let mut run = Run {

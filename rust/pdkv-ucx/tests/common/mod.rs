@@ -69,7 +69,7 @@ pub(crate) fn lanes(tls: &str) -> Settings {
 pub(crate) fn memory(context: &Context, len: u64, seed: u8) -> Arc<MemoryHandle> {
     let region = HostRegion::allocate(len, HugePages::Never).unwrap();
     region.write_at(0, &pattern(len, seed)).unwrap();
-    context.map(&region).unwrap()
+    context.map(&region.into()).unwrap()
 }
 
 /// The bytes of `memory`.

@@ -197,6 +197,7 @@ int tell(int attribute, void *value, u64 address) {
         base = reserved.first, size = reserved.second;
     }
     switch (attribute) {
+        case 1: *static_cast<void **>(value) = mapping && mapping->kind != Kind::Laid ? &contexts[mapping->block->device] : nullptr; break;
         case 2: *static_cast<unsigned *>(value) = mapping ? 2 : host ? 1 : 0; break;
         case 3: *static_cast<u64 *>(value) = address; break;
         // What is mapped by hand has the number of its reservation; small allocations share the physical memory's.

@@ -59,6 +59,8 @@ struct Settings {
                                                       // host memory less is told
     bool vmm = setting("PDKV_STANDIN_VMM", 1);        // whether there is memory that descriptors name
     bool open = setting("PDKV_STANDIN_OPEN", 0);      // whether the CPU may touch device memory
+    int flush = setting("PDKV_STANDIN_FLUSH", 1);     // whether the host can have it see what adapters have written (bit 0)
+    int ordering = setting("PDKV_STANDIN_ORDERING", 0);  // for whom it sees that by itself: 100 itself, 200 all
     int hold = setting("PDKV_STANDIN_HOLD", 0);       // 1: nothing that is asked happens, 2: no kernel runs
     std::vector<int> visible;                         // the devices that this process may see, as CUDA_VISIBLE_DEVICES says
 

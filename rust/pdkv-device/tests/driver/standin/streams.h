@@ -46,7 +46,8 @@ struct Context {
     StreamPtr default_stream;
 };
 std::map<int, Context> &contexts = *new std::map<int, Context>;
-thread_local std::vector<Context *> entered;
+// Other libraries call while a thread, or the process, is taken apart.
+thread_local std::vector<Context *> &entered = *new std::vector<Context *>;
 std::map<void *, StreamPtr> &streams = *new std::map<void *, StreamPtr>;
 
 // 0, 1 and 2 are names of the default stream.

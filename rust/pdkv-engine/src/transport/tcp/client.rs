@@ -96,10 +96,8 @@ impl Link for TcpLink {
     }
 
     fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
-        Capability {
-            direct: !staged(local, remote),
-            ..self.capability()
-        }
+        let able = self.capability();
+        if staged(local, remote) { able.staged() } else { able }
     }
 
     fn detail(&self) -> String {

@@ -69,6 +69,10 @@ pub(crate) enum Frame {
         bytes: u64,
         text: String,
     },
+    /// Initiator: have the GPU of this region see what was put there; all of it has arrived.
+    Land { id: u64, region: RegionId },
+    /// Owner: it sees it (no reason), or why not.
+    Landed { id: u64, reason: String },
 }
 
 impl Frame {
@@ -86,6 +90,8 @@ impl Frame {
             Self::Go { .. } => 10,
             Self::Never { .. } => 11,
             Self::Answer { .. } => 12,
+            Self::Land { .. } => 13,
+            Self::Landed { .. } => 14,
         }
     }
 
@@ -104,6 +110,8 @@ impl Frame {
             Self::Go { .. } => "go",
             Self::Never { .. } => "never",
             Self::Answer { .. } => "answer",
+            Self::Land { .. } => "land",
+            Self::Landed { .. } => "landed",
         }
     }
 
@@ -157,6 +165,11 @@ impl Frame {
                 words(out, &[*id, u64::from(*code), *bytes]);
                 text(out, said);
             }
+            Self::Land { id, region } => words(out, &[*id, region.0]),
+            Self::Landed { id, reason } => {
+                words(out, &[*id]);
+                text(out, reason);
+            }
         }
         let body = (out.len() - start - HEADER) as u32;
         out[start + 8..start + 12].copy_from_slice(&body.to_le_bytes());
@@ -178,12 +191,13 @@ impl Frame {
         let (least, most) = match kind {
             1 => (8, 8 + MAX_BLOB),
             2 => (16, 16 + 2 * MAX_BLOB),
-            3 | 4 | 8 => (8, 8 + MAX_TEXT),
+            3 | 4 | 8 | 14 => (8, 8 + MAX_TEXT),
             5 => (0, 0),
             6 | 10 | 11 => (8, 8),
             7 => (24, 24 + MAX_BLOB),
             9 => (8 + Request::SIZE, 8 + Request::SIZE + MAX_SPANS * WireSpan::SIZE),
             12 => (24, 24 + MAX_TEXT),
+            13 => (16, 16),
             _ => return Err(garbage("lane frame", u64::from(kind))),
         };
         if !(least..=most).contains(&len) {
@@ -267,6 +281,14 @@ impl Frame {
                 code: u16::try_from(word(8)).map_err(|_| garbage("error code", word(8)))?,
                 bytes: word(16),
                 text: string(&raw[24..])?,
+            },
+            13 => Self::Land {
+                id: word(0),
+                region: RegionId(word(8)),
+            },
+            14 => Self::Landed {
+                id: word(0),
+                reason: string(&raw[8..])?,
             },
             _ => return Err(garbage("lane frame", u64::from(kind))),
         })

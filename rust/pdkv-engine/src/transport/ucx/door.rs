@@ -139,7 +139,7 @@ fn try_a_put(
     let deadline = deadline.min(Instant::now() + TRIAL);
     let remote = endpoint.unpack(key, base, PROBE_PAGE)?;
     let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
-    let local = context.map(&page)?;
+    let local = context.map(&page.into())?;
     let tally = Tally::new(worker);
     let settle = |desk: &mut Desk| {
         let over = || tally.outstanding() == 0 || endpoint.failure().is_some();
@@ -281,9 +281,9 @@ fn answer_one_sided(desk: &mut Desk, peer: PeerKey, deadline: Instant) -> Result
     let lend = || {
         let worker = Worker::create(&context)?;
         let page = HostRegion::allocate(PROBE_PAGE, HugePages::Never)?;
-        let lent = context.map(&page)?;
+        let lent = context.map(&page.into())?;
         let accept = Frame::Accept {
-            base: page.address(),
+            base: lent.region().address(),
             address: worker.address()?,
             key: lent.pack()?,
         };
@@ -408,7 +408,7 @@ fn error_mode(mode: Mode) -> ErrorMode {
     }
 }
 
-fn by(carrier: Carrier, over: &str) -> String {
+pub(super) fn by(carrier: Carrier, over: &str) -> String {
     format!("that would go by {carrier} over {over}")
 }
 

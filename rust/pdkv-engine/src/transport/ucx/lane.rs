@@ -17,6 +17,7 @@ use super::asks::Asks;
 use super::codec::Frame;
 use super::control::Control;
 use super::desk::Desk;
+use super::devices::Devices;
 use super::door::{self, Made};
 use super::owner::Owner;
 use super::puts::Puts;
@@ -62,7 +63,8 @@ pub(super) struct Rest {
     pub(super) lent: Vec<Arc<pdkv_ucx::MemoryHandle>>,
 }
 
-/// Makes and runs a lane towards a peer; `dial` opens its side channel.
+/// Makes and runs a lane towards a peer; `dial` opens its side channel. What is to be done with it `first` comes before
+/// any transfer.
 ///
 /// # Errors
 /// `Capacity` when the system gives no thread.
@@ -71,8 +73,10 @@ pub(super) fn initiate(
     control: &Arc<Control>,
     dial: impl FnOnce() -> Result<TcpStream> + Send + 'static,
     ready: Sender<Result<Agreed>>,
+    devices: &Arc<Devices>,
+    first: impl FnOnce(&mut Desk, &Made) + Send + 'static,
 ) -> Result<()> {
-    let (shared, mine) = (Arc::clone(shared), Arc::clone(control));
+    let (shared, mine, devices) = (Arc::clone(shared), Arc::clone(control), Arc::clone(devices));
     spawn(control, move || {
         let deadline = Instant::now() + SETUP;
         let made = dial().and_then(|stream| {
@@ -80,7 +84,7 @@ pub(super) fn initiate(
             let made = door::knock(&mut desk, deadline)?;
             Ok((desk, made))
         });
-        let (desk, made) = match made {
+        let (mut desk, made) = match made {
             Ok(made) => made,
             Err(error) => {
                 // Whoever waits for the answer may have given up.
@@ -93,12 +97,13 @@ pub(super) fn initiate(
             detail: made.detail.clone(),
         };
         let role: Box<dyn Role> = match made.manner {
-            Manner::OneSided => Box::new(Puts::default()),
+            Manner::OneSided => Box::new(Puts::new(devices)),
             Manner::ActiveMessages => Box::new(Asks::default()),
         };
         if ready.send(Ok(agreed)).is_err() {
             mine.end();
         }
+        first(&mut desk, &made);
         run(desk, made, role);
     })
 }

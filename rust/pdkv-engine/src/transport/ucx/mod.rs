@@ -11,6 +11,7 @@ mod asks;
 mod codec;
 mod control;
 mod desk;
+mod devices;
 mod door;
 mod lane;
 mod message;
@@ -18,6 +19,7 @@ mod owner;
 mod puts;
 mod runtime;
 mod socket;
+mod trial;
 mod verdict;
 
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
@@ -25,16 +27,17 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
 use pdkv_core::id::PeerKey;
-use pdkv_core::lane::{Carrier, Manner};
+use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
 use pdkv_core::session::{Established, features};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
-use super::{Link, Work, host_only};
+use super::{Link, Work};
 use crate::dial::StreamDial;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 pub(crate) use control::{Control, Lanes, refuse_lanes};
+use devices::{Devices, Look, Subject, Trying, Way, subjects};
 pub(crate) use lane::serve;
 pub(crate) use runtime::{Runtime, unwanted};
 
@@ -49,6 +52,8 @@ pub(crate) struct UcxLink {
     shared: Weak<Shared>,
     key: PeerKey,
     dial: StreamDial,
+    /// What carries memory of GPUs.
+    devices: Arc<Devices>,
     state: Mutex<State>,
     /// Held while a lane is made, so that transfers that come together make one.
     making: Mutex<()>,
@@ -86,6 +91,7 @@ impl UcxLink {
             shared: Arc::downgrade(shared),
             key,
             dial,
+            devices: Arc::default(),
             state: Mutex::default(),
             making: Mutex::default(),
         }))
@@ -94,7 +100,7 @@ impl UcxLink {
     /// Tries once more to make the first lane, without waiting for it.
     fn try_again(&self) {
         if let (Some(link), Some(shared)) = (self.me.upgrade(), self.shared.upgrade()) {
-            link.open(&shared, Duration::ZERO);
+            link.open(&shared, Duration::ZERO, Vec::new());
         }
     }
 
@@ -102,14 +108,17 @@ impl UcxLink {
         self.state.lock().expect("no holder panics")
     }
 
-    /// Makes the first lane and waits for it, as long as `patience` at most. One that takes longer comes up
-    /// later; until then, and when it fails, [`reaches`](Link::reaches) says why there is none.
-    pub(crate) fn open(self: &Arc<Self>, shared: &Arc<Shared>, patience: Duration) {
+    /// Makes the first lane, tries it between our memory and these regions of the peer's where one is of a GPU, and waits for
+    /// both, as long as `patience` at most. A lane that takes longer comes up later; until then, and when it fails,
+    /// [`reaches`](Link::reaches) says why there is none.
+    pub(crate) fn open(self: &Arc<Self>, shared: &Arc<Shared>, patience: Duration, regions: Vec<Arc<RemoteRegion>>) {
         let (told, over) = mpsc::channel();
         let (link, shared) = (Arc::clone(self), Arc::clone(shared));
         let movers = Arc::clone(&shared.movers);
         let task = move || {
             link.remember(link.make(&shared).map(drop));
+            // Who is asked for the first time is told that it is being tried, which helps nobody who insists.
+            let _ = link.carries(&shared.registry.memories(), &regions, true);
             // Whoever waited may have gone on without.
             let _ = told.send(());
         };
@@ -147,7 +156,7 @@ impl UcxLink {
         shared.lanes.enter(self.key, &control)?;
         let (ready, made) = mpsc::channel();
         let dial = Arc::clone(&self.dial);
-        lane::initiate(shared, &control, move || dial(), ready)?;
+        lane::initiate(shared, &control, move || dial(), ready, &self.devices, |_, _| ())?;
         let agreed = made.recv_timeout(lane::SETUP).unwrap_or_else(|_| {
             let text = format!("no lane was made within {:?}", lane::SETUP);
             Err(Error::new(ErrorKind::PeerUnreachable, "lane", text))
@@ -174,6 +183,108 @@ impl UcxLink {
         }
     }
 
+    /// What carries memory of GPUs between these, the least of all there is; `None` where none is among them. What nobody knows yet
+    /// is found out meanwhile, or first, if the caller `waits`.
+    fn carries(&self, local: &[Memory], remote: &[Arc<RemoteRegion>], waits: bool) -> Result<Option<Way>, String> {
+        let subjects = subjects(local, remote);
+        if subjects.is_empty() {
+            return Ok(None);
+        }
+        self.may_carry()?;
+        let open: Vec<Subject> = subjects
+            .iter()
+            .filter(|subject| self.devices.look(subject.sides) == Look::Try)
+            .cloned()
+            .collect();
+        if !open.is_empty() {
+            let (over, ended) = mpsc::channel();
+            // Whatever becomes of it, somebody is told or may try again.
+            let trying = Trying {
+                devices: Arc::clone(&self.devices),
+                subjects: open,
+                over,
+            };
+            let mut gpus = trying.subjects.iter().filter_map(|subject| subject.gpu.as_ref());
+            gpus.try_for_each(pdkv_device::cuda::Gpu::may_see_arrivals)?;
+            let (link, shared) = (self.me.upgrade(), self.shared.upgrade());
+            let (link, shared) = link.zip(shared).ok_or("the engine is closed")?;
+            if waits {
+                link.find_out(&shared, trying, &ended);
+            } else {
+                let movers = Arc::clone(&shared.movers);
+                let task = move || link.find_out(&shared, trying, &ended);
+                movers.task(task).map_err(|error| error.message().to_owned())?;
+            }
+        }
+        let mut found = Vec::new();
+        for subject in &subjects {
+            match self.devices.look(subject.sides) {
+                Look::Goes(way) => found.push(way),
+                Look::Stays(reason) => return Err(reason),
+                // Whoever was to find out couldn't even begin.
+                Look::Try => {
+                    self.devices.give_up(subject.sides);
+                    return Err("what carries memory of GPUs could not be tried".to_owned());
+                }
+            }
+        }
+        Ok(Some(verdict::worst(found)))
+    }
+
+    /// Whether its lane is one that could carry memory of GPUs at all.
+    fn may_carry(&self) -> Result<(), String> {
+        let shared = self.shared.upgrade().ok_or("the engine is closed")?;
+        let agreed = self.state().agreed.clone();
+        let (capability, detail) = agreed.ok_or("its lane is still being made")?;
+        if !capability.one_sided {
+            return Err(format!(
+                "memory of GPUs goes by put and get only, and its lane is {detail}"
+            ));
+        }
+        if !capability.rdma && shared.config.ucx.one_sided != OneSidedPolicy::Any {
+            return Err(format!(
+                "only an adapter reaches memory of GPUs, and its lane is {detail}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Finds out what carries memory between these sides, on a lane of its own. Blocks, so on a thread of its own.
+    fn find_out(&self, shared: &Arc<Shared>, trying: Trying, ended: &mpsc::Receiver<()>) {
+        let sides: Vec<_> = trying.subjects.iter().map(|subject| subject.sides).collect();
+        if let Err(error) = self.make_and_try(shared, trying, ended) {
+            for sides in sides {
+                self.devices.settle(sides, Err(error.clone()));
+            }
+        }
+    }
+
+    fn make_and_try(&self, shared: &Arc<Shared>, trying: Trying, ended: &mpsc::Receiver<()>) -> Result<()> {
+        let control = Control::new()?;
+        shared.lanes.enter(self.key, &control)?;
+        let (ready, made) = mpsc::channel();
+        let (dial, mine) = (Arc::clone(&self.dial), Arc::clone(&control));
+        lane::initiate(
+            shared,
+            &control,
+            move || dial(),
+            ready,
+            &self.devices,
+            move |desk, made| {
+                let settle = |sides, outcome| trying.devices.settle(sides, outcome);
+                trial::run(desk, made, &trying.subjects, settle);
+                mine.end();
+            },
+        )?;
+        match made.recv_timeout(lane::SETUP) {
+            Ok(agreed) => agreed.map(drop)?,
+            Err(_) => control.end(),
+        }
+        // It goes with the last one that could say anything, at the latest when the lane ends.
+        let _ = ended.recv();
+        Ok(())
+    }
+
     /// Makes a new lane for work that found none; blocks, so on a thread of its own.
     fn start_anew(&self, work: Arc<Work>) {
         let made = self.make(&work.shared);
@@ -198,15 +309,25 @@ impl Link for UcxLink {
             .map_or(least, |(capability, _)| *capability)
     }
 
+    fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
+        let known = subjects(local, remote);
+        let ways: Vec<_> = known
+            .iter()
+            .filter_map(|subject| self.devices.way(subject.sides))
+            .collect();
+        if ways.is_empty() {
+            return self.capability();
+        }
+        Capability::lane(Manner::OneSided, verdict::worst(ways).0).of_gpus()
+    }
+
     fn detail(&self) -> String {
-        self.state()
-            .agreed
-            .as_ref()
-            .map_or_else(String::new, |(_, detail)| detail.clone())
+        let agreed = self.state().agreed.as_ref().map(|(_, detail)| detail.clone());
+        let parts = agreed.into_iter().chain([self.devices.summary()]);
+        parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
     fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        host_only(local, remote)?;
         let mut state = self.state();
         let due = state
             .broken
@@ -224,7 +345,10 @@ impl Link for UcxLink {
             (Some((reason, ..)), _) => Err(reason.clone()),
             (None, None) => Err("its lane is still being made".to_owned()),
             // One that has ended meanwhile is made anew by the next transfer.
-            (None, Some(_)) => Ok(()),
+            (None, Some(_)) => {
+                drop(state);
+                self.carries(local, remote, false).map(drop)
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use super::desk::Desk;
 use super::door::{HELLO, MESSAGES, Made};
 use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use super::message::{delivery, header, id_of};
+use super::trial::unsupported;
 use crate::transport::request::{Request, Target, Verb};
 use crate::transport::serving::{Permit, Place, raw_spans};
 
@@ -76,6 +77,11 @@ impl Role for Owner {
                     },
                 };
                 desk.send(&answer)
+            }
+            (Manner::OneSided, Frame::Land { id, region }) => {
+                let seen = self.see(desk, region);
+                let reason = seen.err().map(|error| error.message().to_owned()).unwrap_or_default();
+                desk.send(&Frame::Landed { id, reason })
             }
             (Manner::ActiveMessages, Frame::Ask { id, request, spans }) => {
                 match self.take_on(desk, made, id, &request, &spans) {
@@ -196,7 +202,10 @@ impl Owner {
         let Some(served) = served.filter(waiting) else { return };
         served.moving = true;
         // Raw regions may have been deregistered since they were asked for; claims say so themselves.
-        let lent = |piece: &Piece| desk.shared.registry.lends(piece.memory.region());
+        let lent = |piece: &Piece| {
+            let region = piece.memory.region();
+            region.is_ok_and(|region| desk.shared.registry.lends(region))
+        };
         let outcome = if served.permit.is_none() && !served.pieces.iter().all(lent) {
             let text = "a region was deregistered before the payload came";
             Err(Error::new(ErrorKind::Region, "serve", text))
@@ -215,9 +224,16 @@ impl Owner {
     /// What the peer needs to reach a region of ours.
     fn key_of(&mut self, desk: &Desk, made: &Made, id: RegionId) -> Result<Frame> {
         let region = desk.shared.registry.region_for(self.peer, id)?;
+        if let Some(device) = region.memory.device() {
+            device.still_there()?;
+            device.gpu().may_see_arrivals().map_err(unsupported)?;
+        }
         let handle = handle(desk, made, &region.memory)?;
         let key = handle.pack()?;
-        if made.carrier == Carrier::Emulated && self.lent.iter().all(|(lent, _)| *lent != id) {
+        // What carries memory of a GPU was not agreed on; where UCX emulates anything for this peer, it may be that.
+        let emulated = made.carrier == Carrier::Emulated
+            || (region.memory.device().is_some() && made.context.features().one_sided);
+        if emulated && self.lent.iter().all(|(lent, _)| *lent != id) {
             self.lent.push((id, handle));
         }
         Ok(Frame::Key {
@@ -228,12 +244,21 @@ impl Owner {
         })
     }
 
+    /// Has the GPU of a region see what the peer's adapter has put there.
+    fn see(&self, desk: &Desk, id: RegionId) -> Result<()> {
+        let region = desk.shared.registry.region_for(self.peer, id)?;
+        region
+            .memory
+            .device()
+            .map_or(Ok(()), |device| device.gpu().see_arrivals())
+    }
+
     /// An adapter and the kernel refuse memory that is gone; UCX would read it. So the lane goes before the memory does.
     fn check_lent(&self, desk: &Desk) -> Result<()> {
         match self
             .lent
             .iter()
-            .find(|(_, handle)| !desk.shared.registry.lends(handle.region()))
+            .find(|(_, handle)| !desk.shared.registry.holds(handle.region()))
         {
             None => Ok(()),
             Some((id, _)) => {
@@ -329,6 +354,10 @@ fn refuse(desk: &mut Desk, id: u64, error: &Error) -> Result<()> {
 
 fn handle(desk: &Desk, made: &Made, memory: &Memory) -> Result<Arc<MemoryHandle>> {
     let shared = &desk.shared;
+    if made.manner == Manner::ActiveMessages {
+        // Messages gather and scatter where a processor reaches.
+        memory.host()?;
+    }
     shared.ucx.memory(&shared.registry, &made.context, memory)
 }
 

@@ -2,8 +2,9 @@
 //! chunk by chunk, a bounded number of operations is under way for each, and neighbours are merged by
 //! the plan before anything is posted.
 
+mod posting;
+
 use std::collections::HashMap;
-use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -11,15 +12,16 @@ use std::time::Instant;
 
 use pdkv_core::id::RegionId;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_ucx::{Direction as Way, Endpoint, MemoryHandle, RemoteKey, Span, Tally};
+use pdkv_ucx::{MemoryHandle, RemoteKey, Tally};
 
 use super::codec::{Frame, misplaced};
 use super::desk::Desk;
+use super::devices::{self, Devices};
 use super::door::Made;
 use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use crate::remote::RemoteRegion;
-use crate::transport::work::Program;
 use crate::transport::{Direction, Work};
+use posting::{Halt, Posting};
 
 /// Operations of one transfer under way at once. More gain nothing on any transport that was measured.
 const WINDOW: u64 = 256;
@@ -31,10 +33,13 @@ const LOOK: u32 = 256;
 const PATIENT: u32 = 16;
 
 /// The initiator of a one-sided lane.
-#[derive(Default)]
 pub(super) struct Puts {
     jobs: Vec<Job>,
     keys: HashMap<RegionId, Known>,
+    /// What is known of memory of GPUs, to be set right where a pair of regions shows otherwise.
+    devices: Arc<Devices>,
+    /// The last number given to a question about what has landed.
+    last: u64,
 }
 
 struct Known {
@@ -61,6 +66,10 @@ struct Job {
     tally: Tally,
     local: Vec<Arc<MemoryHandle>>,
     remote: Vec<Rc<RemoteKey>>,
+    /// Regions of the peer's, one of each GPU that is written to, of which it hasn't said that the GPU sees them.
+    unseen: Vec<RegionId>,
+    /// Pairs of regions with memory of a GPU whose first piece showed what carries it.
+    seen: Vec<(u32, u32)>,
     stage: Stage,
     bytes: u64,
     runs: u64,
@@ -75,6 +84,8 @@ enum Stage {
     Posting,
     /// Everything is posted.
     Draining,
+    /// Everything has arrived, and the peer is asked whether its GPU sees it: by this number.
+    Landing(u64),
 }
 
 impl Role for Puts {
@@ -87,6 +98,7 @@ impl Role for Puts {
                 (region, unpack(made, known, (base, len), &key))
             }
             Frame::NoKey { region, reason } => (region, Key::Refused(reason)),
+            Frame::Landed { id, reason } => return self.landed(id, &reason),
             other => return Err(misplaced(&other)),
         };
         match self.keys.get_mut(&id) {
@@ -105,8 +117,18 @@ impl Role for Puts {
         let mut at = 0;
         while at < self.jobs.len() {
             let job = &mut self.jobs[at];
-            busy |= job.step(desk, made, &self.keys)?;
-            if job.stage == Stage::Draining && job.tally.outstanding() == 0 {
+            busy |= job.step(desk, made, &self.keys, &self.devices)?;
+            // A peer that doesn't answer holds nobody up longer than the work may take.
+            let drained = match job.stage {
+                Stage::Draining => job.tally.outstanding() == 0,
+                Stage::Landing(_) => job.over(),
+                Stage::Waiting | Stage::Posting => false,
+            };
+            if drained && let Some(region) = job.to_be_seen() {
+                self.last += 1;
+                job.stage = Stage::Landing(self.last);
+                desk.send(&Frame::Land { id: self.last, region })?;
+            } else if drained {
                 self.jobs.swap_remove(at).finish()?;
                 busy = true;
             } else {
@@ -129,6 +151,35 @@ impl Role for Puts {
 }
 
 impl Puts {
+    pub(super) fn new(devices: Arc<Devices>) -> Self {
+        Self {
+            jobs: Vec::new(),
+            keys: HashMap::new(),
+            devices,
+            last: 0,
+        }
+    }
+
+    /// The peer's GPU sees what was put there, or doesn't.
+    fn landed(&mut self, id: u64, reason: &str) -> Result<()> {
+        let Some(job) = self.jobs.iter_mut().find(|job| job.stage == Stage::Landing(id)) else {
+            if id <= self.last {
+                // Its work has ended meanwhile.
+                return Ok(());
+            }
+            let text = format!("the peer answered question `{id}`, which was not asked");
+            return Err(Error::new(ErrorKind::Integrity, "lane", text));
+        };
+        job.unseen.pop();
+        if !reason.is_empty() {
+            let text = format!("the peer's GPU doesn't see what was written: {reason}");
+            job.work.fail(Error::new(ErrorKind::Device, "lane", text));
+            job.unseen.clear();
+        }
+        job.stage = Stage::Draining;
+        Ok(())
+    }
+
     fn begin(&mut self, desk: &mut Desk, made: &Made, work: Arc<Work>) -> Result<()> {
         let shared = Arc::clone(&desk.shared);
         let handle = |region| shared.ucx.memory(&shared.registry, &made.context, region);
@@ -144,6 +195,8 @@ impl Puts {
         let remote = work.remote.clone();
         self.jobs.push(Job {
             tally: Tally::new(&made.worker),
+            unseen: unseen(&work),
+            seen: Vec::new(),
             work,
             local,
             remote: Vec::new(),
@@ -169,6 +222,14 @@ impl Puts {
     }
 }
 
+/// A region of each GPU that a work writes to.
+fn unseen(work: &Work) -> Vec<RegionId> {
+    if work.direction == Direction::Read {
+        return Vec::new();
+    }
+    devices::gpus_of(&work.remote)
+}
+
 /// Makes a key usable, if it fits what the region was advertised as.
 fn unpack(made: &Made, known: &Known, (base, len): (u64, u64), key: &[u8]) -> Key {
     let advertised = known.region.upgrade().map_or(len, |region| region.len);
@@ -183,7 +244,13 @@ fn unpack(made: &Made, known: &Known, (base, len): (u64, u64), key: &[u8]) -> Ke
 }
 
 impl Job {
-    fn step(&mut self, desk: &mut Desk, made: &Made, keys: &HashMap<RegionId, Known>) -> Result<bool> {
+    fn step(
+        &mut self,
+        desk: &mut Desk,
+        made: &Made,
+        keys: &HashMap<RegionId, Known>,
+        devices: &Devices,
+    ) -> Result<bool> {
         if self.over() && self.stopped.is_none() {
             self.stopped = Some(Instant::now());
         }
@@ -192,8 +259,8 @@ impl Job {
         }
         match self.stage {
             Stage::Waiting => Ok(self.take_keys(keys)),
-            Stage::Posting => self.post_chunk(desk, made).map(|()| true),
-            Stage::Draining => Ok(false),
+            Stage::Posting => self.post_chunk(desk, made, devices).map(|()| true),
+            Stage::Draining | Stage::Landing(_) => Ok(false),
         }
     }
 
@@ -225,7 +292,7 @@ impl Job {
         true
     }
 
-    fn post_chunk(&mut self, desk: &mut Desk, made: &Made) -> Result<()> {
+    fn post_chunk(&mut self, desk: &mut Desk, made: &Made, devices: &Devices) -> Result<()> {
         let endpoint = made.endpoint.as_ref().ok_or_else(no_endpoint)?;
         let units = if self.over() { None } else { self.work.claim() };
         let Some(units) = units else {
@@ -241,6 +308,7 @@ impl Job {
             job: self,
             desk,
             made,
+            devices,
             endpoint,
             pair: (0, 0),
             spans: Vec::with_capacity(BATCH),
@@ -252,11 +320,21 @@ impl Job {
         }
     }
 
+    /// A region whose GPU has yet to see what was written, if that is of any use still.
+    fn to_be_seen(&self) -> Option<RegionId> {
+        let useless = self.over() || self.bytes == 0;
+        self.unseen.last().copied().filter(|_| !useless)
+    }
+
     /// Ends the work; what failed because of the connection ends the lane too.
     fn finish(self) -> Result<()> {
         let failure = self.tally.failure();
-        if let Some(error) = &failure {
-            self.work.fail(error.clone());
+        let seen = match self.work.direction {
+            Direction::Read if failure.is_none() => devices::see_arrivals(&self.work.local),
+            _ => Ok(()),
+        };
+        if let Some(error) = failure.clone().or(seen.err()) {
+            self.work.fail(error);
         } else {
             self.work.add_bytes(self.bytes);
             self.work.add_runs(self.runs);
@@ -266,124 +344,7 @@ impl Job {
     }
 }
 
-/// One chunk on its way into UCX.
-struct Posting<'a> {
-    job: &'a mut Job,
-    desk: &'a mut Desk,
-    made: &'a Made,
-    endpoint: &'a Endpoint,
-    /// The regions of the spans that are collected: ours and theirs.
-    pair: (u32, u32),
-    spans: Vec<Span>,
-}
-
-/// Why a chunk stops early.
-enum Halt {
-    /// Only this work ends.
-    Work,
-    /// The lane ends.
-    Lane(Error),
-}
-
-impl Posting<'_> {
-    fn walk(&mut self, units: Range<u64>) -> Result<(), Halt> {
-        let work = Arc::clone(&self.job.work);
-        let Program::Joint(plan) = &work.program else {
-            work.fail(Error::new(
-                ErrorKind::Internal,
-                "move",
-                "a one-sided lane needs both sides' places",
-            ));
-            return Err(Halt::Work);
-        };
-        let reads = work.direction == Direction::Read;
-        let mut halt = None;
-        let _ = plan.walk(units, |run| {
-            let (near, far) = if reads { (run.dst, run.src) } else { (run.src, run.dst) };
-            let pair = (near.region, far.region);
-            let full = self.spans.len() == BATCH || (pair != self.pair && !self.spans.is_empty());
-            if full && let Err(stop) = self.flush() {
-                halt = Some(stop);
-                return ControlFlow::Break(());
-            }
-            self.pair = pair;
-            self.spans.push(Span {
-                local_offset: near.offset,
-                remote_offset: far.offset,
-                len: run.len,
-            });
-            ControlFlow::Continue(())
-        });
-        match halt {
-            Some(halt) => Err(halt),
-            None => self.flush(),
-        }
-    }
-
-    /// Posts what is collected, as soon as the window has room for it.
-    fn flush(&mut self) -> Result<(), Halt> {
-        let Self {
-            job,
-            desk,
-            made,
-            endpoint,
-            pair,
-            spans,
-        } = self;
-        let (mut calls, mut idle, mut moved) = (0, 0, false);
-        let listed = made.lists && job.work.direction == Direction::Write;
-        // A list counts as one operation, and is as much work as the spans in it.
-        let (new, window) = if listed {
-            (1, WINDOW / BATCH as u64)
-        } else {
-            (spans.len() as u64, WINDOW)
-        };
-        while job.tally.outstanding() + new > window {
-            if job.over() || endpoint.failure().is_some() {
-                return Err(Halt::Work);
-            }
-            let before = job.tally.outstanding();
-            if made.worker.progress() || job.tally.outstanding() < before {
-                (idle, moved) = (0, true);
-            } else {
-                idle += 1;
-            }
-            calls += 1;
-            if calls == LOOK || idle > PATIENT {
-                calls = 0;
-                // What moved a moment ago will move again: stay awake for it.
-                if std::mem::take(&mut moved) {
-                    desk.stir();
-                }
-                desk.listen().map_err(Halt::Lane)?;
-                desk.rest(Some(&made.worker), true, None).map_err(Halt::Lane)?;
-            }
-        }
-        if job.over() {
-            return Err(Halt::Work);
-        }
-        let way = match job.work.direction {
-            Direction::Read => Way::Get,
-            Direction::Write => Way::Put,
-        };
-        let (local, remote) = (&job.local[pair.0 as usize], &job.remote[pair.1 as usize]);
-        let posted = if listed {
-            endpoint.put_list(local, remote, spans, &job.tally)
-        } else {
-            endpoint.post(way, local, remote, spans, &job.tally)
-        };
-        if let Err(error) = posted {
-            job.work.fail(error);
-            return Err(Halt::Work);
-        }
-        job.bytes += spans.iter().map(|span| span.len).sum::<u64>();
-        job.runs += spans.len() as u64;
-        spans.clear();
-        Ok(())
-    }
-}
-
-fn no_endpoint() -> Error {
+pub(super) fn no_endpoint() -> Error {
     Error::new(ErrorKind::Internal, "lane", "an initiator's lane has no endpoint")
 }
 

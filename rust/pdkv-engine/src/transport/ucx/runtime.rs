@@ -80,21 +80,20 @@ impl Runtime {
     /// A region's handle in one of the two contexts, made at first use.
     ///
     /// # Errors
-    /// `Capacity` when an adapter can't pin the memory, `Unsupported` for memory of a GPU, `Closed`.
+    /// `Capacity` when an adapter can't pin the memory, `Unsupported` for memory of a GPU where UCX knows none, `Closed`.
     pub(super) fn memory(&self, registry: &Registry, context: &Context, memory: &Memory) -> Result<Arc<MemoryHandle>> {
-        let region = memory.host()?;
-        let key = (context.features().one_sided, Arc::as_ptr(region) as usize);
+        let key = (context.features().one_sided, place_of(memory));
         if let Some(handle) = self.state(|state| state.memory.get(&key).cloned()) {
             return Ok(handle);
         }
-        let handle = context.map(region)?;
+        let handle = context.map(memory)?;
         self.state(|state| {
             if !state.closed {
                 state.memory.entry(key).or_insert_with(|| Arc::clone(&handle));
             }
         });
         // It may have been deregistered meanwhile, or is no region of ours: then nobody else would drop this.
-        if !registry.lends(region) {
+        if !registry.holds(memory) {
             self.forget(memory);
         }
         Ok(handle)
@@ -102,8 +101,7 @@ impl Runtime {
 
     /// Drops the handles of a region that is registered no more. Operations under way keep theirs.
     pub(crate) fn forget(&self, memory: &Memory) {
-        let Ok(region) = memory.host() else { return };
-        let at = Arc::as_ptr(region) as usize;
+        let at = place_of(memory);
         // Outside the lock: undoing the registration of much memory takes a while.
         let dropped = self.state(|state| [true, false].map(|puts| state.memory.remove(&(puts, at))));
         drop(dropped);
@@ -125,6 +123,14 @@ impl Runtime {
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.state(|state| state.memory.len())
+    }
+}
+
+/// What tells a region from every other as long as something keeps it.
+fn place_of(memory: &Memory) -> usize {
+    match memory {
+        Memory::Host(region) => Arc::as_ptr(region) as usize,
+        Memory::Device(region) => Arc::as_ptr(region) as usize,
     }
 }
 

@@ -77,6 +77,14 @@ fn frames() -> Vec<Frame> {
             bytes: 4096,
             text: String::new(),
         },
+        Frame::Land {
+            id: 3,
+            region: RegionId(9),
+        },
+        Frame::Landed {
+            id: 3,
+            reason: "no".to_owned(),
+        },
     ]
 }
 
@@ -106,6 +114,14 @@ fn frames_have_the_bytes_they_always_had() {
             bytes: 4096,
             text: "no".to_owned(),
         },
+        Frame::Land {
+            id: 7,
+            region: RegionId(9),
+        },
+        Frame::Landed {
+            id: 7,
+            reason: "no".to_owned(),
+        },
     ]
     .iter()
     .map(|frame| {
@@ -120,6 +136,8 @@ fn frames_have_the_bytes_they_always_had() {
         "504b44550600000008000000000000000900000000000000",
         "504b44550c0000001a0000000000000007000000000000000300000000000000001000000000000\
          06e6f",
+        "504b44550d000000100000000000000007000000000000000900000000000000",
+        "504b44550e0000000a0000000000000007000000000000006e6f",
     ];
     assert_eq!(bytes, golden);
 }
@@ -147,7 +165,11 @@ fn lengths_beyond_the_caps_are_refused_at_the_header() {
         (7, 24 + MAX_BLOB + 1),
         (9, 8 + Request::SIZE + MAX_SPANS * WireSpan::SIZE + 1),
         (12, u32::MAX as usize),
-        (13, 0),
+        (13, 15),
+        (13, 17),
+        (14, 7),
+        (14, 8 + MAX_TEXT + 1),
+        (15, 0),
         (0, 0),
     ] {
         let mut raw = [0; HEADER];
@@ -166,7 +188,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_frame_that_encodes_to_them_or_a_refusal(
         mut raw in prop::collection::vec(any::<u8>(), HEADER..400),
-        kind in 0_u8..14,
+        kind in 0_u8..16,
         near in any::<bool>(),
     ) {
         let body = raw.len() - HEADER;
