@@ -1,6 +1,6 @@
 //! The life of one lane, at either end: made in a thread of its own, run until an end of any kind, and
-//! taken apart in the order that makes the end a fence. First the worker is destroyed, then the work leaves,
-//! then memory may go.
+//! taken apart in the order that makes the end a fence. First the worker is destroyed, then the mappings of what was lent, then
+//! the work leaves, then memory may go.
 
 use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -172,10 +172,13 @@ pub(super) fn run(mut desk: Desk, made: Made, mut role: Box<dyn Role>) {
     drop(made.inbox);
     drop(made.endpoint);
     made.worker.destroy();
+    // A process that exits waits for lanes to be gone and no longer: by then UCX is to know nothing of this one. The memory itself may take its time.
+    let lent: Vec<_> = rest.lent.iter().map(|handle| handle.region().clone()).collect();
+    drop(rest.lent);
     drop(made.context);
     desk.control.set_gone();
     drop(rest.permits);
-    drop(rest.lent);
+    drop(lent);
     for work in rest.works.into_iter().chain(unbegun) {
         work.fail(error.clone());
         work.leave();

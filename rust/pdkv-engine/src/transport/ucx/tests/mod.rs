@@ -1,28 +1,16 @@
 //! What only shows from inside: handles that are dropped, threads and descriptors that go.
 
 mod codec;
+mod ends;
 mod lists;
 
-use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pdkv_core::Result;
-use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
-use pdkv_core::plan::Plan;
+use pdkv_core::lane::OneSidedPolicy;
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_ucx::Worker;
 use pdkv_ucx::find::{self, Search};
 
-use super::codec::Frame;
-use super::control::Control;
-use super::desk::Desk;
-use super::door::Made;
-use super::lane::{Rest, Role};
-
-use crate::transfer::{Path, TransferCore};
-use crate::transport::work::Program;
-use crate::transport::{Direction, Work};
 use crate::{Engine, EngineConfig, LocalSpan, Peer, RawOptions, Region, RemoteSpan, TransportKind, UcxConfig};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(60));
@@ -160,84 +148,6 @@ fn a_lane_that_ends_is_made_anew_by_the_next_transfer() {
             assert!(peer.alive());
         }
     }
-}
-
-/// A role that fails as only a bug can, with work on its hands.
-struct Panics(Arc<Work>);
-
-impl Role for Panics {
-    fn hear(&mut self, _desk: &mut Desk, _made: &Made, _frame: Frame) -> Result<()> {
-        Ok(())
-    }
-
-    fn step(&mut self, _desk: &mut Desk, _made: &Made) -> Result<bool> {
-        panic!("on purpose")
-    }
-
-    fn watches(&self) -> bool {
-        false
-    }
-
-    fn give_up(self: Box<Self>) -> Rest {
-        Rest {
-            works: vec![self.0],
-            ..Rest::default()
-        }
-    }
-}
-
-#[test]
-fn a_panic_on_a_lane_takes_it_apart_in_order() {
-    let Some(library) = library() else { return };
-    let engine = engine("engine", &library, false);
-    let context = engine.shared().ucx.context(&engine.config().ucx, false).unwrap();
-    let control = Control::new().unwrap();
-    let path = Path {
-        transport: TransportKind::Ucx,
-        rdma: false,
-        detail: String::new(),
-        reasons: Vec::new(),
-    };
-    let nothing = Program::Joint(Plan::spans(&[], &[], &[], &[]).unwrap());
-    let (core, shared) = (Arc::new(TransferCore::new(Arc::new(path))), Arc::clone(engine.shared()));
-    let work = Arc::new(Work::new(
-        core,
-        shared,
-        Direction::Read,
-        nothing,
-        None,
-        Vec::new(),
-        Vec::new(),
-    ));
-    work.employ(1);
-    let (shared, mine, in_hand) = (Arc::clone(engine.shared()), Arc::clone(&control), Arc::clone(&work));
-    // Work that leaves is reported under this lock: it must not have to be let in before the worker is gone.
-    let held = engine.shared().lock();
-    let lane = std::thread::spawn(move || {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let desk = Desk::new(&shared, &mine, stream).unwrap();
-        let made = Made {
-            manner: Manner::ActiveMessages,
-            carrier: Carrier::Emulated,
-            detail: String::new(),
-            worker: Worker::create(&context).unwrap(),
-            context,
-            endpoint: None,
-            inbox: None,
-            lists: false,
-        };
-        super::lane::run(desk, made, Box::new(Panics(in_hand)));
-    });
-    let started = Instant::now();
-    while !control.is_gone() && started.elapsed() < WAIT.unwrap() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let in_order = control.is_gone();
-    drop(held);
-    lane.join().unwrap();
-    assert!(in_order, "the work left before the worker was gone");
-    assert!(work.failed() && !control.takes_work(), "nobody would ever do it");
 }
 
 fn threads() -> usize {
