@@ -24,7 +24,13 @@ if [ -n "$newer" ] || [ ! -e "$library" ]; then
   chmod 755 "$fresh"
   mv "$fresh" "$library"
 fi
-printf '\x7fELFstand-in....' >"$image"
+# Nor is the image, which processes that run beside this one load.
+if [ ! -e "$image" ]; then
+  whole=$(mktemp "$out/image-XXXXXX")
+  printf '\x7fELFstand-in....' >"$whole"
+  chmod 644 "$whole"
+  mv "$whole" "$image"
+fi
 # What other libraries ask the linker for, such as UCX's module for CUDA: the same file by the driver's own name, and an NVML that has nothing. A
 # process has them by LD_LIBRARY_PATH=OUT/lib.
 mkdir -p "$out/lib"
