@@ -15,7 +15,7 @@ use crate::library::Library;
 use crate::memory::MemoryHandle;
 use crate::print::printed;
 use crate::resource::{self, Resource};
-use crate::settings::{Setting, Settings};
+use crate::settings::{Setting, Settings, Source};
 use crate::{fork, log, room, status};
 
 /// What a context is for, besides active messages.
@@ -61,6 +61,22 @@ impl Context {
     /// # Errors
     /// `Config` for a setting that UCX refuses; `Unsupported` when no transport is left, or in a forked child.
     pub fn open(library: &Library, settings: &Settings, features: Features) -> Result<Self> {
+        let context = Self::open_as(library, settings, features, false)?;
+        let ours = |setting: &Setting| setting.name == "TLS" && setting.source == Source::Ours;
+        // Nothing else tells whether this copy has it on this host.
+        if context.may_have_cuda_ipc() && context.settings().iter().any(ours) {
+            drop(context);
+            return Self::open_as(library, settings, features, true);
+        }
+        Ok(context)
+    }
+
+    fn may_have_cuda_ipc(&self) -> bool {
+        let unread = self.resources().is_empty() && self.knows_gpus();
+        unread || self.resources().iter().any(|resource| resource.transport == "cuda_ipc")
+    }
+
+    fn open_as(library: &Library, settings: &Settings, features: Features, has_cuda_ipc: bool) -> Result<Self> {
         fork::check("open UCX")?;
         room::check("open UCX")?;
         fork::watch();
@@ -70,7 +86,7 @@ impl Context {
         // SAFETY: null takes the prefix `UCX_` and no file; the pointer is ours to fill.
         let read = unsafe { (ucp.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
         status::check("configure UCX", read)?;
-        let applied = settings.apply(library, config);
+        let applied = settings.apply(library, config, has_cuda_ipc);
         let mut params = ucp_params_t::zeroed();
         params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
         params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -51,13 +51,13 @@ pub struct DefaultSetting {
 pub const DEFAULTS: &[DefaultSetting] = &[
     DefaultSetting {
         name: "TLS",
-        value: "^tcp,cuda_ipc",
+        value: "^tcp",
         since: Version::OLDEST,
         hosts: Hosts::All,
         why: "UCX's TCP listens on a port of its own and writes wherever a packet says, checking nothing and whatever \
               the other end was allowed. pdkv's `tcp` does its work; name `tcp` here only in a network of trusted hosts. \
-              `cuda_ipc` would put into a key what maps the whole of an allocation, for as long as UCX likes; pdkv's `cuda` \
-              lends regions, to processes of the same user",
+              Where UCX has `cuda_ipc` this is `^tcp,cuda_ipc`: it would put into a key what maps the whole of an allocation, for as \
+              long as UCX likes; pdkv's `cuda` lends regions, to processes of the same user",
     },
     DefaultSetting {
         name: "MAX_RMA_RAILS",
@@ -129,6 +129,9 @@ pub const DEFAULTS: &[DefaultSetting] = &[
     },
 ];
 
+/// What `TLS` is by default where UCX has `cuda_ipc`: it warns of a name that it has not, so this is not said everywhere.
+const TLS_WITH_CUDA_IPC: &str = "^tcp,cuda_ipc";
+
 /// What the caller wants to be different.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -174,13 +177,17 @@ impl Settings {
     }
 
     /// Puts everything into a configuration that was just read.
-    pub(crate) fn apply(&self, library: &Library, config: *mut ucp_config) -> Result<Vec<Setting>> {
+    pub(crate) fn apply(&self, library: &Library, config: *mut ucp_config, has_cuda_ipc: bool) -> Result<Vec<Setting>> {
         let mut resolved = Vec::new();
         for default in DEFAULTS {
             if self.wanted.iter().any(|(name, _)| name == default.name) {
                 continue;
             }
-            resolved.push(apply_default(library, config, default));
+            let value = match default.name {
+                "TLS" if has_cuda_ipc => TLS_WITH_CUDA_IPC,
+                _ => default.value,
+            };
+            resolved.push(apply_default(library, config, default, value));
         }
         for (name, value) in &self.wanted {
             modify(library, config, name, value).map_err(|error| refused(library, name, value, &error))?;
@@ -195,7 +202,7 @@ impl Settings {
     }
 }
 
-fn apply_default(library: &Library, config: *mut ucp_config, default: &DefaultSetting) -> Setting {
+fn apply_default(library: &Library, config: *mut ucp_config, default: &DefaultSetting, ours: &str) -> Setting {
     let setting = |value: String, source| Setting {
         name: default.name.to_owned(),
         value,
@@ -205,21 +212,21 @@ fn apply_default(library: &Library, config: *mut ucp_config, default: &DefaultSe
         return setting(value, Source::Environment);
     }
     if let Some(lack) = default.hosts.lacks() {
-        return setting(default.value.to_owned(), Source::Skipped(lack.to_owned()));
+        return setting(ours.to_owned(), Source::Skipped(lack.to_owned()));
     }
     if default.name == "PROTO_INDIRECT_ID" && library.has_assertions() {
         let reason = "this copy has assertions, one of which forbids to destroy a worker then".to_owned();
-        return setting(default.value.to_owned(), Source::Skipped(reason));
+        return setting(ours.to_owned(), Source::Skipped(reason));
     }
     if library.version() < default.since {
         let reason = format!("UCX {} doesn't have it", library.version());
-        return setting(default.value.to_owned(), Source::Skipped(reason));
+        return setting(ours.to_owned(), Source::Skipped(reason));
     }
-    if modify(library, config, default.name, default.value).is_ok() {
-        return setting(default.value.to_owned(), Source::Ours);
+    if modify(library, config, default.name, ours).is_ok() {
+        return setting(ours.to_owned(), Source::Ours);
     }
     let reason = "this copy of UCX doesn't have it".to_owned();
-    setting(default.value.to_owned(), Source::Skipped(reason))
+    setting(ours.to_owned(), Source::Skipped(reason))
 }
 
 fn has_rdma_device() -> bool {

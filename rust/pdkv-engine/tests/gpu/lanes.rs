@@ -8,6 +8,8 @@ use pdkv_core::{ErrorKind, Result};
 use pdkv_engine::{
     Engine, EngineConfig, LocalSpan, Peer, RawOptions, Region, RemoteSpan, Transfer, TransportKind, UcxConfig,
 };
+use pdkv_ucx::find::{self, Search};
+use pdkv_ucx::{Context, Features, Settings};
 
 use crate::common::standin::{Hold, count, is_here_for_ucx};
 use crate::common::ucx::{self, Lane, copy_for_gpus};
@@ -283,4 +285,22 @@ fn memory_of_a_gpu_goes_when_it_is_deregistered() {
     let (near, far) = spans(&here, &there);
     read(&peer, near, far).unwrap().wait(WAIT).unwrap();
     holds(&here, &pattern(5), "over the next lane");
+}
+
+#[test]
+fn ucx_lends_no_whole_allocation_of_a_gpu_unless_it_is_told_to() {
+    if !is_here("ucx_lends_no_whole_allocation_of_a_gpu_unless_it_is_told_to", &[]) {
+        return;
+    }
+    let search = Search {
+        explicit: copy_for_gpus(),
+        ..Search::default()
+    };
+    let library = find::find(&search).0.unwrap();
+    let open = |settings| Context::open(&library, &settings, Features { one_sided: true }).unwrap();
+    let has_it = |context: &Context| context.resources().iter().any(|found| found.transport == "cuda_ipc");
+    let ours = open(Settings::default());
+    assert!(ours.knows_gpus() && !has_it(&ours), "{:?}", ours.resources());
+    let told = open(Settings::new([("TLS".to_owned(), "all".to_owned())]));
+    assert!(has_it(&told), "{:?}", told.resources());
 }
