@@ -32,6 +32,7 @@ class Llm:
         sleep_mode: Whether it may give its memory back for a while.
         connector: The connector's class, if not the module's own.
         gpu: Where its cache is, unless it is the CPU's memory.
+        indexer: Whether each layer has an indexer with a cache of its own, in the same KV group.
         **extra: `kv_connector_extra_config`.
     """
 
@@ -48,6 +49,7 @@ class Llm:
         sleep_mode: bool = False,
         connector: Any = None,
         gpu: Gpu | None = None,
+        indexer: bool = False,
         **extra: Any,
     ) -> None:
         self.release, self.policy, self.groups = release, policy, groups
@@ -64,9 +66,9 @@ class Llm:
         self._finished: set[str] = set()
         self._missing: dict[str, Counter[str]] = {"sent": Counter(), "received": Counter()}
         self._failing: set[str] = set()
-        config, caches = engine_config(role, name, ranks, policy, sleep_mode, extra), cache_config(groups)
+        config, caches = engine_config(role, name, ranks, policy, sleep_mode, extra), cache_config(groups, indexer)
         roles, connector = module.KVConnectorRole, connector or module.PdkvConnector
-        self.ranks = [Rank(release, rank, groups, gpu) for rank in range(ranks)]
+        self.ranks = [Rank(release, rank, groups, gpu, indexer) for rank in range(ranks)]
         self.workers, handshakes = [], {}
         for rank in self.ranks:
             Place.tp_rank = rank.rank
@@ -74,7 +76,7 @@ class Llm:
             self.workers.append(worker)
             gave = replay(release, "start_worker", worker, kv_caches=rank.layers, copy_operation=None)
             handshakes[0, rank.rank] = pickle.loads(pickle.dumps(gave["get_handshake_metadata"]))
-        self.scheduler = connector(config, roles.SCHEDULER, caches)
+        self.scheduler = connector(config, roles.SCHEDULER, cache_config(groups, indexer, scheduler=True))
         manager = SimpleNamespace(block_pool=None)
         replay(release, "start_scheduler", self.scheduler, pool=None, manager=manager, handshakes=handshakes)
 

@@ -26,6 +26,14 @@ class FullAttentionSpec(SimpleNamespace):
     """What vLLM calls the specification of a layer's cache."""
 
 
+class MLAAttentionSpec(SimpleNamespace):
+    """The same where there is one head."""
+
+
+class UniformTypeKVCacheSpecs(SimpleNamespace):
+    """The specifications of layers that differ and share block ids."""
+
+
 class Rank:
     """The memory of one worker, in the form in which the release registers it.
 
@@ -34,10 +42,11 @@ class Rank:
         rank: Which of the ranks that share the heads.
         groups: KV groups of the model.
         gpu: Where it is, unless it is the CPU's memory.
+        indexer: Whether a narrower cache of bytes stands beside each layer's, as that of an indexer.
     """
 
-    def __init__(self, release: str, rank: int, groups: int, gpu: Gpu | None = None) -> None:
-        self.rank, self.gpu = rank, gpu
+    def __init__(self, release: str, rank: int, groups: int, gpu: Gpu | None = None, indexer: bool = False) -> None:
+        self.rank, self.gpu, self.indexer = rank, gpu, indexer
         self._by_head = has(release, "0.26.0")
         by_head = (NUM_BLOCKS, _HEADS, BLOCK_TOKENS, 2 * _SIZE)
         by_token = (NUM_BLOCKS, 2, BLOCK_TOKENS, _HEADS, _SIZE)
@@ -46,6 +55,11 @@ class Rank:
             for group in range(groups)
             for name in layer_names(group)
         }
+        if indexer:
+            narrow = (NUM_BLOCKS, 1, BLOCK_TOKENS, 3) if self._by_head else (NUM_BLOCKS, BLOCK_TOKENS, 3)
+            for name in list(self.layers):
+                kind = Tensor if gpu is None else GpuTensor
+                self.layers[f"{name}.indexer"] = np.zeros(narrow, np.uint8).view(kind)
 
     def write(self, tokens: list[int], blocks: list[list[int]], positions: range) -> None:
         """What a forward pass over these positions leaves behind."""
@@ -76,7 +90,12 @@ class Rank:
                 for layer, name in enumerate(layer_names(group)):
                     tensor = self.layers[name]
                     value = (mark + 7 * layer + 13 * self.rank + 17 * group) % ((1 << 16) - 1) + 1
-                    yield tensor[block, :, offset], value, f"layer `{name}`, token {position}, block {block}"
+                    where = f"layer `{name}`, token {position}, block {block}"
+                    yield tensor[block, :, offset], value, where
+                    if self.indexer:
+                        narrow = self.layers[f"{name}.indexer"]
+                        cells = narrow[block, :, offset] if self._by_head else narrow[block, offset]
+                        yield cells, value % 255 + 1, f"the indexer's {where}"
 
 
 def layer_names(group: int) -> list[str]:
@@ -84,10 +103,16 @@ def layer_names(group: int) -> list[str]:
     return [f"model.{group}.{layer}" for layer in range(_LAYERS)]
 
 
-def cache_config(groups: int) -> SimpleNamespace:
-    """What vLLM tells a connector of the groups."""
+def cache_config(groups: int, indexer: bool = False, *, scheduler: bool = False) -> SimpleNamespace:
+    """What vLLM tells a connector of the groups: to the scheduler's side, one layer's specification for all of them."""
     spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=_HEADS, head_size=_SIZE, dtype="uint16")
-    return SimpleNamespace(
-        num_blocks=NUM_BLOCKS,
-        kv_cache_groups=[SimpleNamespace(layer_names=layer_names(at), kv_cache_spec=spec) for at in range(groups)],
-    )
+    narrow = MLAAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=3, dtype="uint8")
+    told = []
+    for at in range(groups):
+        specs: dict[str, Any] = dict.fromkeys(layer_names(at), spec)
+        if indexer:
+            specs |= {f"{name}.indexer": narrow for name in layer_names(at)}
+        several = UniformTypeKVCacheSpecs(block_size=BLOCK_TOKENS, kv_cache_specs=specs)
+        kind = several if indexer and not scheduler else spec
+        told.append(SimpleNamespace(layer_names=list(specs), kv_cache_spec=kind))
+    return SimpleNamespace(num_blocks=NUM_BLOCKS, kv_cache_groups=told)

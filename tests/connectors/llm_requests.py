@@ -91,4 +91,5 @@ def engine_config(
             data_parallel_rank=0,
         ),
         model_config=SimpleNamespace(model="tiny", enable_sleep_mode=sleep_mode),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
     )

@@ -162,7 +162,7 @@ def test_a_pull_is_ordered_behind_what_its_device_was_given(device):
         fingerprint, num_blocks = "f", 2
 
     for where in (None, device):
-        kit = load.Kit(None, [Cache()], None, load.Settings(), None, where)
+        kit = load.Kit(None, [Cache()], [0], 1, None, load.Settings(), None, where)
         loading = load.Load(pull(None, "d", ((),), (1, 2)), 1e12)
         loading.references = (Given(),)
         loading.post(None, kit)

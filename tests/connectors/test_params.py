@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -143,12 +144,47 @@ def test_what_no_producer_would_write_is_refused(path, value):
 
 
 def test_a_later_format_and_another_connector_are_told_apart():
-    with pytest.raises(UnsupportedError, match="format `2`"):
-        read(changed(answer(), ["pdkv", "version"], 2), 70)
+    with pytest.raises(UnsupportedError, match="format `3`"):
+        read(changed(answer(), ["pdkv", "version"], 3), 70)
     params = answer()
     del params["pdkv"]
     with pytest.raises(UnsupportedError, match="engine-p"):
         read(params, 70)
+
+
+SPLIT = {"blocks": ([0, 0, 3, 4, 9], range(1, 6)), "caches": (0, 0, 1)}
+
+
+def test_a_group_of_several_caches_has_a_reference_for_each():
+    params = answer(**SPLIT)
+    assert params["pdkv"]["version"] == 2
+    assert [(entry["group"], entry["num_blocks"]) for entry in params["pdkv"]["references"][0]] == [
+        (0, 3),
+        (1, 3),
+        (2, 5),
+    ]
+    ticket, _ = read(params, 70, groups=2, caches=[3])
+    assert (ticket.version, len(ticket.references[0]), len(ticket.groups)) == (2, 3, 2)
+    assert ticket.seal() != replace(ticket, version=1).seal()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "what"),
+    [
+        (SPLIT, {"groups": 2}, "are alike here and of several shapes or types there"),
+        ({"blocks": SPLIT["blocks"]}, {"groups": 2, "caches": [3]}, "are of several shapes or types here and alike"),
+        (SPLIT, {"groups": 2, "caches": [4]}, r"`\[4\]` caches here and `\[3\]` there"),
+    ],
+)
+def test_other_caches_are_named_with_both(theirs, ours, what):
+    with pytest.raises(LayoutError, match=what):
+        read(answer(**theirs), 70, **ours)
+
+
+@pytest.mark.parametrize("version", [1, 2.0, True, "2", None])
+def test_a_format_that_was_edited_is_refused(version):
+    with pytest.raises(PdkvError):
+        read(changed(answer(**SPLIT), ["pdkv", "version"], version), 70, groups=2, caches=[3])
 
 
 @pytest.mark.parametrize(

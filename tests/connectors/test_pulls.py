@@ -108,7 +108,9 @@ def world(minted):
     fakes = Fakes(minted[0])
     stats = Stats()
     place = Place(0, 1, 0, 1, ())
-    kit = Kit(fakes, fakes.caches, place, Settings(transfer_timeout=30.0), stats)
+    kit = Kit(
+        fakes, fakes.caches, range(len(fakes.caches)), len(fakes.caches), place, Settings(transfer_timeout=30.0), stats
+    )
     fakes.over = []
     fakes.pulls = Pulls(kit, fakes, fakes, fakes.over.append)
     fakes.stats, fakes.references = stats, minted[1]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from connectors.llm import Llm
-from connectors.llm_memory import NUM_BLOCKS
-from connectors.llm_requests import Request, Status
+from connectors.llm_memory import NUM_BLOCKS, cache_config
+from connectors.llm_requests import Request, Status, engine_config
 from connectors.releases import RELEASES, abstract, declared, facts
 from connectors.replay import CHANGES, arity, parts, takes
 from connectors.stand_in import has, vllm
@@ -323,6 +323,42 @@ def test_several_groups_fail_as_the_policy_says(release, stack, policy, end):
         assert request.status is end
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_indexers_cache_goes_with_that_of_its_layers(release, stack, ranks):
+    """Two caches of one KV group: what runs on only one of them would be found out."""
+    world = World(release, stack, ranks=ranks, indexer=True)
+    params = world.prefill()
+    assert params["pdkv"]["version"] == 2
+    assert [len(rank) for rank in params["pdkv"]["references"]] == [2] * ranks
+    assert len(params["remote_block_ids"]) == len(params["pdkv"]["groups"]) == 1
+    request = world.decode(params)
+    world.settle()
+    assert request.status is Status.FINISHED_LENGTH_CAPPED
+    assert request.loads == 1
+
+
+@pytest.mark.parametrize(("policy", "end"), POLICIES)
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_load_without_one_of_its_caches_has_failed(release, stack, policy, end, at):
+    world = World(release, stack, policy=policy, kv_lease_duration=SOON_S, indexer=True)
+    params, other = world.prefill(), world.prefill("other", PROMPT[::-1])
+    params["pdkv"]["references"][0][at] = other["pdkv"]["references"][0][at]
+    request = world.decode(params)
+    world.settle()
+    assert request.status is end
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_indexer_at_one_end_only_is_refused(release, stack, there, caplog):
+    world = World(release, stack, policy="recompute", kv_lease_duration=SOON_S, indexer=there)
+    world.d = world.engine("kv_consumer", "other", policy="recompute", indexer=not there)
+    with caplog.at_level("WARNING"):
+        request = world.decode(world.prefill())
+        world.settle()
+    assert request.status is Status.FINISHED_LENGTH_CAPPED
+    assert "the layers of a KV group are" in caplog.text
+
+
 def test_engines_of_both_roles_serve_one_another(release, stack):
     world = World(release, stack)
     world.p, world.d = (world.engine("kv_both", f"both{number}") for number in range(2))
@@ -346,6 +382,14 @@ def test_sleep_mode_is_refused(release, stack):
     with pytest.raises(PdkvError, match="enable_sleep_mode"):
         Llm(release, module, "kv_producer", name="sleepy", sleep_mode=True)
     assert module.PdkvConnector.supports_sleep_mode(None) is False
+
+
+def test_scales_that_each_engine_makes_for_itself_are_refused(release, stack):
+    module = stack.enter_context(vllm(release))
+    config = engine_config("kv_producer", "p", 1, "fail", False, {})
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(PdkvError, match="calculate_kv_scales"):
+        module.PdkvConnector(config, module.KVConnectorRole.WORKER, cache_config(1))
 
 
 def test_traces_call_what_the_release_has(release):

@@ -7,7 +7,7 @@ import json
 from itertools import count
 
 from pdkv.connectors.core.digest import prefix_digest
-from pdkv.connectors.core.producer import Exported, Producer
+from pdkv.connectors.core.producer import Exported, Producer, RankMint
 from pdkv.connectors.core.reading import Reader
 
 BLOCK_TOKENS = 16
@@ -29,18 +29,20 @@ class Minted(dict):
         return json.dumps(self)
 
 
-def mints(ranks=1, groups=1):
-    return [[Mint(rank, group) for group in range(groups)] for rank in range(ranks)]
+def mints(ranks=1, groups=1, caches=()):
+    """What mints, for each rank and cache: one for each group, unless `caches` says which group each belongs to."""
+    return [RankMint([Mint(rank, at) for at in range(len(caches) or groups)], caches) for rank in range(ranks)]
 
 
-def export(request_id="p-1", blocks=(range(1, 6),), tokens=range(70), *, producer=None, ranks=1):
+def export(request_id="p-1", blocks=(range(1, 6),), tokens=range(70), *, producer=None, ranks=1, caches=()):
     """Exports a finished prompt; gives the producer's decision and its answer."""
     blocks = tuple(list(ids) for ids in blocks)
     if producer is None:
         producer = Producer("engine-p", [BLOCK_TOKENS] * len(blocks), 30.0)
     tokens = list(tokens)
     finished = Exported(request_id, blocks, len(tokens), prefix_digest(tokens, len(tokens)))
-    return producer.export(finished, mints(ranks, len(blocks)), "127.0.0.1", 5600, tp_size=ranks, pp_size=1)
+    minting = mints(ranks, len(blocks), caches)
+    return producer.export(finished, minting, "127.0.0.1", 5600, tp_size=ranks, pp_size=1)
 
 
 def answer(request_id="p-1", blocks=(range(1, 6),), tokens=range(70), **how):
@@ -60,6 +62,9 @@ def changed(params, path, value):
     return params
 
 
-def read(params, num_prompt_tokens, *, groups=1, ranks=1, key=None):
-    """Reads parameters as a consumer with so many groups and ranks does."""
-    return Reader([BLOCK_TOKENS] * groups, tp_size=ranks, pp_size=1, key=key).read(params, num_prompt_tokens)
+def read(params, num_prompt_tokens, *, groups=1, ranks=1, key=None, caches=None):
+    """Reads parameters as a consumer with so many groups and ranks does, and so many caches of each rank."""
+    reader = Reader([BLOCK_TOKENS] * groups, tp_size=ranks, pp_size=1, key=key)
+    if caches is not None:
+        reader.expect(caches)
+    return reader.read(params, num_prompt_tokens)

@@ -110,7 +110,7 @@ def test_blocks_move_between_orders(orders):
         caches = []
         for engine, tensors in ((p, there), (d, here)):
             (group,), _ = registered(tensors, config(list(tensors)))
-            caches.append(register(engine, group, 0, "m"))
+            caches.append(register(engine, group, "0", "m"))
         d.connect(str(p.address))
         export = caches[0].export([1, 4], num_tokens=2 * TOKENS, digest=b"d" * 48)
         caches[1].pull(export.reference, [5, 0], digest=b"d" * 48).wait(30)
@@ -137,11 +137,13 @@ def test_kernel_blocks_in_pieces_are_refused(order):
         vllm_caches.group_caches(tensors, config(list(tensors)), **RANKS)
 
 
-def test_layers_of_different_sizes_in_one_group_are_refused():
-    """An indexer's keys beside MLA's."""
+def test_layers_of_different_sizes_in_one_group_are_caches_of_their_own():
+    """An indexer's keys beside MLA's: what vLLM 0.32 makes of these is compared in `test_backends`."""
     tensors = {"mla": torch.zeros(BLOCKS, 1, TOKENS, 576), "indexer": torch.zeros(BLOCKS, 1, TOKENS, 132)}
-    with pytest.raises(LayoutError, match="`indexer` has `528` content bytes, `mla` has `2304`"):
-        registered(tensors, config(list(tensors)))
+    groups, layouts = registered(tensors, config(list(tensors)))
+    assert [list(group.tensors) for group in groups] == [["mla"], ["indexer"]]
+    assert [group.group for group in groups] == [0, 0]
+    assert [layout.content_bytes for layout in layouts] == [4 * 576, 4 * 132]
 
 
 def test_kernel_blocks_smaller_than_vllms_are_taken_as_bytes():
@@ -190,7 +192,7 @@ def test_groups_on_the_same_memory_adopt_it_together():
     groups, _ = registered(tensors, config(*names, blocks=1024))
     whole[1, 7] = 7.0
     with pdkv.Engine("adopting", listen=None) as engine:
-        caches = [register(engine, group, index, "m") for index, group in enumerate(groups)]
+        caches = [register(engine, group, str(index), "m") for index, group in enumerate(groups)]
         assert len({cache.fingerprint for cache in caches}) == 2
     assert (whole[1, 7] == 7).all()
     assert not whole[0].any()
@@ -215,19 +217,25 @@ def test_states_are_refused_by_name():
         vllm_caches.group_caches({"a": [torch.zeros(1)]}, config(["a"]), **RANKS)
 
 
+def meaning(tensors, kv_cache_config, **how):
+    (group,) = vllm_caches.group_caches(tensors, kv_cache_config, **how, **RANKS)
+    return group.model
+
+
 def test_what_bytes_mean_names_the_model_the_device_and_every_group():
     tensors = storage_of(1, (BLOCKS, HEADS, TOKENS, CONTENT))
     tensors["a"] = tensors.pop("layers.0")
-    text = vllm_caches.meaning("smol", config(["a"]), "cpu(vec)", tensors)
+    text = meaning(tensors, config(["a"]), model="smol", device="cpu(vec)")
     assert text.startswith(
         "smol|cpu(vec)|FullAttentionSpec(block_size=32,num_kv_heads=2,head_size=32,dtype=torch.float32"
     )
-    assert text != vllm_caches.meaning("smol", config(["a"], tokens=64), "cpu(vec)", tensors)
+    smaller = {"a": torch.zeros(BLOCKS, HEADS, TOKENS // 2, CONTENT)}
+    assert text != meaning(smaller, config(["a"], tokens=TOKENS // 2), model="smol", device="cpu(vec)")
 
 
 def test_bytes_in_another_order_mean_something_else():
     """Kernel blocks of half a block, heads first on one side and tokens first on the other."""
     heads_first = torch.zeros(2 * BLOCKS, HEADS, TOKENS // 2, CONTENT)
     tokens_first = torch.zeros(2 * BLOCKS, TOKENS // 2, HEADS, CONTENT).transpose(1, 2)
-    texts = [vllm_caches.meaning("m", config(["a"]), "cpu", {"a": tensor}) for tensor in (heads_first, tokens_first)]
+    texts = [meaning({"a": tensor}, config(["a"])) for tensor in (heads_first, tokens_first)]
     assert texts[0] != texts[1]

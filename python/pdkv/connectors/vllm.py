@@ -131,18 +131,20 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         from pdkv.connectors.core.worker import WorkerSide
 
         ranks = {**versions.ranks(), **self._sizes}
-        model = caches.meaning(
-            self._settings.model_id or str(self._config.model_config.model),
-            self._caches,
-            versions.packing(self._caches),
+        grouped = caches.group_caches(
             kv_caches,
+            self._caches,
+            model=self._settings.model_id or str(self._config.model_config.model),
+            device=versions.packing(self._caches),
+            cache_dtype=versions.cache_dtype(self._config),
+            **ranks,
         )
         self._worker = WorkerSide(
             f"{self._engine_id}/{ranks['pp_rank']}.{ranks['tp_rank']}",
             self._settings,
-            caches.group_caches(kv_caches, self._caches, **ranks),
-            model=model,
+            grouped,
             device=device.device_of(kv_caches),
+            num_groups=len(self._groups),
             **ranks,
         )
 

@@ -14,6 +14,7 @@ from pdkv.errors import ConfigError, UnsupportedError
 __all__ = [
     "NEWEST",
     "OLDEST",
+    "cache_dtype",
     "check",
     "clears_loaded",
     "device_type",
@@ -62,6 +63,12 @@ def check(vllm_config: Any, kv_cache_config: Any) -> None:
             "`enable_sleep_mode` gives the cache's memory back while others may read it",
             operation="PdkvConnector",
             hint="leave `--enable-sleep-mode` out",
+        )
+    if getattr(getattr(vllm_config, "cache_config", None), "calculate_kv_scales", False) is True:
+        raise ConfigError(
+            "`calculate_kv_scales` gives every engine scales of its own, by which others can't read its cache",
+            operation="PdkvConnector",
+            hint="leave `--calculate-kv-scales` out: the scales are then the checkpoint's, or 1",
         )
 
 
@@ -112,12 +119,18 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
+def cache_dtype(vllm_config: Any) -> str:
+    """What `--kv-cache-dtype` says; `auto` if nothing."""
+    return str(getattr(getattr(vllm_config, "cache_config", None), "cache_dtype", None) or "auto")
+
+
 def packing(kv_cache_config: Any) -> str:
     """Kind of the device and, where kernels pack a block by instruction set, which they use."""
     kind = device_type()
     if kind != "cpu":
         return kind
-    isa = {_cpu_isa(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups}
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    isa = {_cpu_isa(spec) for each in specs for spec in (getattr(each, "kv_cache_specs", None) or {"": each}).values()}
     return f"{kind}({','.join(sorted(isa))})"
 
 

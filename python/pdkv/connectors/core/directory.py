@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from pdkv.connectors.core.work import RankInfo
 from pdkv.errors import ConfigError
 
-__all__ = ["ANSWER_BYTES", "LENGTH", "QUESTION_BYTES", "VERSION", "Directory"]
+__all__ = ["ANSWER_BYTES", "LENGTH", "MAX_CACHES", "QUESTION_BYTES", "VERSION", "Directory"]
 
 _log = logging.getLogger("pdkv.connectors")
 
@@ -32,6 +32,8 @@ LENGTH = struct.Struct(">I")
 # The longest question and answer.
 QUESTION_BYTES = 4 << 10
 ANSWER_BYTES = 1 << 20
+# The most caches that a rank may tell of.
+MAX_CACHES = 256
 # How long a connection may take from its first byte to its last.
 _MANNERS_S = 5.0
 # Connections at once. Who comes after takes the place of the oldest: an honest question takes milliseconds.
@@ -66,8 +68,10 @@ class Directory:
         self._answer = _framed(
             {"version": VERSION, "engine_id": engine_id, "ranks": [_told(rank) for rank in ranks]},
         )
-        if len(self._answer) > ANSWER_BYTES:
-            raise ConfigError(f"`{len(ranks)}` ranks are too many for a directory", operation=_OPERATION)
+        if len(self._answer) > ANSWER_BYTES or any(len(rank.groups) > MAX_CACHES for rank in ranks):
+            caches = sum(len(rank.groups) for rank in ranks)
+            text = f"`{len(ranks)}` ranks with `{caches}` caches are too many for a directory"
+            raise ConfigError(text, operation=_OPERATION)
         self._socket = _listen(host, port, insecure=insecure)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         pair: tuple[socket.socket, ...] = ()

@@ -47,6 +47,7 @@ class Exports:
         # stepping, with nothing to compute if need be, while it keeps blocks for somebody.
         self._held = list[ExportOrder]()
         self._engine, self._caches, self._stats = kit.engine, kit.caches, kit.stats
+        self._groups, self._num_groups = kit.groups, kit.num_groups
         self._rank = kit.place.rank
         self._requests = dict[str, _Sending]()
         self._exports: dict[str, tuple[Export, _Sending]] = {}  # by the id of the export
@@ -136,13 +137,14 @@ class Exports:
 
     def _parts(self, order: ExportOrder) -> list[tuple[KvCache, str, tuple[int, ...]]]:
         references = self._own(order)
-        if not len(references) == len(order.block_ids) == len(self._caches):
+        if (len(references), len(order.block_ids)) != (len(self._caches), self._num_groups):
             raise LayoutError(
                 f"`{len(references)}` references and `{len(order.block_ids)}` lists of blocks came for "
-                f"`{len(self._caches)}` groups",
+                f"`{len(self._caches)}` caches of `{self._num_groups}` groups",
                 operation="export",
             )
-        parts = zip(self._caches, references, order.block_ids, strict=True)
+        block_ids = (order.block_ids[group] for group in self._groups)
+        parts = zip(self._caches, references, block_ids, strict=True)
         # A group whose window has left all blocks behind has nothing to pin.
         return [part for part in parts if part[2]]
 

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from pdkv.connectors.core.directory import ANSWER_BYTES, LENGTH, VERSION
+from pdkv.connectors.core.directory import ANSWER_BYTES, LENGTH, MAX_CACHES, VERSION
 from pdkv.connectors.core.shown import shown
 from pdkv.errors import HandshakeError, PeerUnreachableError
 
@@ -25,7 +25,6 @@ _OPERATION = "ask the directory"
 # Names that are looked up at once.
 _resolvers = threading.BoundedSemaphore(16)
 _MAX_RANKS = 4096
-_MAX_GROUPS = 256
 _MAX_FIELDS = 64
 _MAX_TEXT = 1024
 
@@ -39,7 +38,7 @@ class ToldRank:
         pp_rank: Position among the ranks that share the layers.
         address: `host:port` of its engine, as told.
         incarnation: Life of its engine.
-        groups: What its caches mean: text and integers by name.
+        groups: What each of its caches means: text and integers by name.
     """
 
     tp_rank: int
@@ -182,7 +181,7 @@ def _read(answer: bytes, where: str, reached: str) -> Ranks:
 
 
 def _rank(told: Any) -> ToldRank:
-    groups = tuple(_group(group) for group in _list(told["groups"], _MAX_GROUPS))
+    groups = tuple(_group(group) for group in _list(told["groups"], MAX_CACHES))
     return ToldRank(
         _number(told["tp_rank"]), _number(told["pp_rank"]), _text(told["address"]), _text(told["incarnation"]), groups
     )

@@ -29,7 +29,9 @@ class Kit:
 
     Attributes:
         engine: The rank's engine.
-        caches: For each group.
+        caches: All of them.
+        groups: For each cache, the group whose block ids it has.
+        num_groups: Groups that there are; this rank may have layers of fewer.
         place: Which rank it is.
         settings: What the user set.
         stats: Where to count.
@@ -38,6 +40,8 @@ class Kit:
 
     engine: Engine
     caches: Sequence[KvCache]
+    groups: Sequence[int]
+    num_groups: int
     place: Place
     settings: Settings
     stats: Stats
@@ -45,10 +49,10 @@ class Kit:
 
 
 def own_references(references: References, kit: Kit) -> tuple[Reference, ...]:
-    """Reads the references of this rank, one a group. Where one is for no blocks there is no export.
+    """Reads the references of this rank, one a cache. Where one is for no blocks there is no export.
 
     Raises:
-        LayoutError: They are for another number of ranks or groups.
+        LayoutError: They are for another number of ranks or caches.
         ConfigError: One is no reference.
     """
     if len(references) != kit.place.size:
@@ -60,7 +64,7 @@ def own_references(references: References, kit: Kit) -> tuple[Reference, ...]:
     own = references[kit.place.rank]
     if len(own) != len(kit.caches):
         raise LayoutError(
-            f"there are references for `{len(own)}` groups, but `{len(kit.caches)}` groups here", operation=_OPERATION
+            f"there are references for `{len(own)}` caches, but `{len(kit.caches)}` caches here", operation=_OPERATION
         )
     return tuple(Reference.from_json(text) for text in own)
 
@@ -90,9 +94,9 @@ class Load:
     def __init__(self, order: PullOrder, deadline: float) -> None:
         self.order, self.deadline = order, deadline
         self.references: tuple[Reference, ...] = ()
-        self.transfers: dict[int, tuple[int, Transfer]] = {}  # by id: group and transfer
+        self.transfers: dict[int, tuple[int, Transfer]] = {}  # by id: cache and transfer
         self.left = 0  # transfers that have not ended or are not quiet
-        self.done = set[int]()  # groups whose blocks are there, or not needed
+        self.done = set[int]()  # caches whose blocks are there, or not needed
         self.error: PdkvError | None = None
         self.posted = self.refused = self.cancelled = self.ended = False
 
@@ -114,9 +118,9 @@ class Load:
         """
         order = self.order
         self.references = own_references(order.references, kit)
-        if not len(order.into) == len(order.first_blocks) == len(kit.caches):
+        if not len(order.into) == len(order.first_blocks) == kit.num_groups:
             raise LayoutError(
-                f"there are blocks for `{len(order.into)}` groups, but `{len(kit.caches)}` groups here",
+                f"there are blocks for `{len(order.into)}` groups, but `{kit.num_groups}` groups here",
                 operation=_OPERATION,
             )
 
@@ -148,7 +152,7 @@ class Load:
         # The blocks may be somebody's whose last step the device has not done yet: nothing is written before that.
         after: dict[str, Any] = {} if kit.device is None else {"stream": kit.device.stream}
         unused = []
-        for group, (cache, reference) in enumerate(zip(kit.caches, self.references, strict=True)):
+        for at, (cache, group, reference) in enumerate(zip(kit.caches, kit.groups, self.references, strict=True)):
             if reference.fingerprint != cache.fingerprint:
                 # The directory's caches were the same as these, so this reference is none of its ranks'.
                 raise ReferenceFingerprintError(
@@ -157,7 +161,7 @@ class Load:
                     context={"fingerprint": f"{cache.fingerprint} here, {reference.fingerprint} there"},
                 )
             if not order.into[group]:
-                self.done.add(group)
+                self.done.add(at)
                 if reference.num_blocks:
                     unused.append(reference)
                 continue
@@ -171,7 +175,7 @@ class Load:
                 peer=peer,
                 **after,
             )
-            self.transfers[transfer.id] = (group, transfer)
+            self.transfers[transfer.id] = (at, transfer)
             self.left += 1
         return unused
 

@@ -14,9 +14,22 @@ from typing import Any
 from pdkv.connectors.core.digest import seal, signature
 from pdkv.connectors.core.work import References
 
-__all__ = ["VERSION", "Group", "Ticket", "answer", "asks_for_decode", "asks_for_prefill", "expand", "runs_of"]
+__all__ = [
+    "SPLIT_VERSION",
+    "VERSION",
+    "Group",
+    "Ticket",
+    "answer",
+    "asks_for_decode",
+    "asks_for_prefill",
+    "expand",
+    "runs_of",
+]
 
+# With the first a rank has one reference for each KV group. With the other it has one for each of its caches, of which
+# a group has several where its layers differ in shape or type; an earlier release refuses it by its number.
 VERSION = 1
+SPLIT_VERSION = 2
 _REMOTE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 
 Runs = tuple[tuple[int, int], ...]
@@ -51,9 +64,10 @@ class Ticket:
         request_id: The request at the producer.
         num_tokens: Tokens of the prompt that the export covers.
         groups: For each KV group, what is exported of it.
-        references: For each rank and group.
+        references: For each rank and cache.
         tp_size: Ranks of the producer that share the heads.
         pp_size: Ranks of the producer that share the layers.
+        version: How the references are sorted.
     """
 
     engine_id: str
@@ -63,11 +77,12 @@ class Ticket:
     references: References = ()
     tp_size: int = 1
     pp_size: int = 1
+    version: int = VERSION
 
     def statement(self) -> dict[str, Any]:
         """The object `pdkv`, but for the references."""
         return {
-            "version": VERSION,
+            "version": self.version,
             "engine_id": self.engine_id,
             "request_id": self.request_id,
             "num_tokens": self.num_tokens,

@@ -7,14 +7,14 @@ the next step. A consumer that is faster than that waits at the owner.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pdkv.connectors.core.params import Group, Ticket, answer, runs_of
+from pdkv.connectors.core.params import SPLIT_VERSION, VERSION, Group, Ticket, answer, runs_of
 from pdkv.connectors.core.work import ExportOrder
 
-__all__ = ["NULL_BLOCK", "Exported", "Issues", "Producer", "parent_of"]
+__all__ = ["NULL_BLOCK", "Exported", "Issues", "Producer", "RankMint", "parent_of"]
 
 # Stands in a block table where a sliding window has left a block behind.
 NULL_BLOCK = 0
@@ -26,6 +26,23 @@ class Issues(Protocol):
 
     def issue(self, *, num_blocks: int, num_tokens: int, digest: bytes, consumers: int) -> Any:
         """Gives a reference to an export that is yet to be made."""
+
+
+@dataclass(frozen=True)
+class RankMint:
+    """What mints for one rank.
+
+    Attributes:
+        issuers: For each of its caches.
+        groups: For each of its caches, the group that it belongs to; empty where each group has one.
+    """
+
+    issuers: Sequence[Issues]
+    groups: Sequence[int] = ()
+
+    def pairs(self) -> Iterator[tuple[int, Issues]]:
+        """Each cache's group and what mints for it."""
+        return zip(self.groups or range(len(self.issuers)), self.issuers, strict=True)
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ class Producer:
     def export(
         self,
         finished: Exported,
-        ranks: Sequence[Sequence[Issues]],
+        ranks: Sequence[RankMint],
         host: str,
         port: int,
         *,
@@ -88,7 +105,7 @@ class Producer:
 
         Args:
             finished: The blocks.
-            ranks: For each rank, what mints for each group.
+            ranks: What mints for each rank.
             host: Host of the directory.
             port: Port of the directory.
             tp_size: Ranks that share the heads.
@@ -106,20 +123,26 @@ class Producer:
         if groups is None or finished.request_id in self._alive:
             return False, None
         ticket = Ticket(
-            self._engine_id, finished.request_id, finished.num_tokens, groups, tp_size=tp_size, pp_size=pp_size
+            self._engine_id,
+            finished.request_id,
+            finished.num_tokens,
+            groups,
+            tp_size=tp_size,
+            pp_size=pp_size,
+            version=SPLIT_VERSION if any(rank.groups for rank in ranks) else VERSION,
         )
         digest = finished.digest + ticket.seal()
         references = tuple(
             tuple(
                 issuer.issue(
-                    num_blocks=group.num_blocks,
-                    num_tokens=_held(group, finished.num_tokens),
+                    num_blocks=groups[group].num_blocks,
+                    num_tokens=_held(groups[group], finished.num_tokens),
                     digest=digest,
                     consumers=1,
                 ).to_json()
-                for issuer, group in zip(issuers, groups, strict=True)
+                for group, issuer in rank.pairs()
             )
-            for issuers in ranks
+            for rank in ranks
         )
         ticket = replace(ticket, references=references)
         pinned = tuple(

@@ -1,4 +1,4 @@
-"""Loads of this rank: each is the pulls of one request, one a group, and is reported exactly once.
+"""Loads of this rank: each is the pulls of one request, one a cache, and is reported exactly once.
 
 A load has ended when each of its transfers has ended and touches no memory any more; it failed if one of them did, and
 then the others are cancelled. Whatever happens it ends by its deadline. Used by the LLM engine's thread and, to begin
@@ -75,7 +75,7 @@ class Pulls:
                 self._fail(load, error)
                 return
             if not any(order.into):
-                load.done.update(range(len(order.into)))
+                load.done.update(range(len(load.references)))
                 self._end(load)
                 self._declines.decline(order.producer, load.references)
                 return
@@ -112,9 +112,9 @@ class Pulls:
             for transfer_id in self._completions.take():
                 load = self._transfers.pop(transfer_id, None)
                 if load is not None:
-                    group, transfer = load.transfers[transfer_id]
+                    cache, transfer = load.transfers[transfer_id]
                     self._settling.append((load, transfer))
-                    self._note(load, group, transfer)
+                    self._note(load, cache, transfer)
             self._settling = [(load, transfer) for load, transfer in self._settling if not self._settle(load, transfer)]
             self._end_overdue()
             ended, self._ended = self._ended, []
@@ -183,11 +183,11 @@ class Pulls:
         finally:
             self._transfers.update(dict.fromkeys(load.transfers, load))
 
-    def _note(self, load: Load, group: int, transfer: Transfer) -> None:
+    def _note(self, load: Load, cache: int, transfer: Transfer) -> None:
         """Notes how a transfer ended."""
         error = transfer.error
         if error is None:
-            load.done.add(group)
+            load.done.add(cache)
         else:
             self._fail(load, error)
         with _harmless():
@@ -233,7 +233,7 @@ class Pulls:
             self._account(load)
         if load.cancelled:
             # Nobody else will come. After a failure somebody may, so there the lease decides.
-            left = [reference for group, reference in enumerate(load.references) if group not in load.done]
+            left = [reference for cache, reference in enumerate(load.references) if cache not in load.done]
             self._declines.decline(load.order.producer, left)
         loads = self._open[load.request_id]
         if all(each.ended for each in loads):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdkv.connectors.core.digest import signature
-from pdkv.connectors.core.params import VERSION, Group, Ticket, expand
+from pdkv.connectors.core.params import SPLIT_VERSION, VERSION, Group, Ticket, expand
 from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import ProducerAddress, References
 from pdkv.errors import LayoutError, PdkvError, ReferenceDigestError, ReferenceForgedError, UnsupportedError
@@ -40,6 +40,12 @@ class Reader:
         self._block_tokens = tuple(block_tokens)
         self._sizes = {"tp_size": tp_size, "pp_size": pp_size}
         self._key = key
+        self._version = VERSION
+        self._caches = (len(self._block_tokens),) * (tp_size * pp_size)
+
+    def expect(self, caches: Sequence[int]) -> None:
+        """Says how many caches each rank has, where that is not one for each group. Producers must have as many."""
+        self._version, self._caches = SPLIT_VERSION, tuple(caches)
 
     def read(self, params: Mapping[str, Any], num_prompt_tokens: int) -> tuple[Ticket, ProducerAddress]:
         """Reads what a producer returned, from whoever passes it on.
@@ -87,9 +93,9 @@ class Reader:
 
     def _ticket(self, blob: Any, num_prompt_tokens: int) -> Ticket:
         version = blob["version"]
-        if version != VERSION:
+        if type(version) is not int or version not in (VERSION, SPLIT_VERSION):
             raise UnsupportedError(
-                f"`pdkv` has format `{shown(version)}`, this release reads `{VERSION}`",
+                f"`pdkv` has format `{shown(version)}`, this release reads `{VERSION}` and `{SPLIT_VERSION}`",
                 operation=_OPERATION,
                 hint="use the same release of pdkv on both sides",
             )
@@ -106,6 +112,9 @@ class Reader:
         groups = _list(blob["groups"], "groups")
         if len(groups) != len(self._block_tokens):
             raise _unequal(f"the producer has `{len(groups)}` KV groups, this engine `{len(self._block_tokens)}`")
+        if version != self._version:
+            kinds = {VERSION: "alike", SPLIT_VERSION: "of several shapes or types"}
+            raise _unequal(f"the layers of a KV group are {kinds[self._version]} here and {kinds[version]} there")
         return Ticket(
             engine_id=_text(blob["engine_id"], "engine_id"),
             request_id=_text(blob["request_id"], "request_id"),
@@ -114,15 +123,17 @@ class Reader:
                 _group(group, num_tokens, tokens) for group, tokens in zip(groups, self._block_tokens, strict=True)
             ),
             references=self._references(blob),
+            version=self._version,
             **self._sizes,
         )
 
     def _references(self, blob: Any) -> References:
-        ranks = _list(blob["references"], "references")
-        size = self._sizes["tp_size"] * self._sizes["pp_size"]
-        groups = len(self._block_tokens)
-        if len(ranks) != size or any(len(_list(rank, "references")) != groups for rank in ranks):
-            raise _forged(f"there are not references for `{groups}` groups of `{size}` ranks")
+        ranks = [_list(rank, "references") for rank in _list(blob["references"], "references")]
+        counts = tuple(map(len, ranks))
+        if counts != self._caches:
+            if len(counts) == len(self._caches) and blob["version"] == SPLIT_VERSION:
+                raise _unequal(f"the ranks have `{list(self._caches)}` caches here and `{list(counts)}` there")
+            raise _forged(f"there are not references for `{list(self._caches)}` caches of the ranks")
         return tuple(tuple(_reference(value) for value in rank) for rank in ranks)
 
     def _check_signature(self, blob: Any, producer: ProducerAddress) -> None:

@@ -16,7 +16,7 @@ from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.consumer import Consumer
 from pdkv.connectors.core.directory import Directory
 from pdkv.connectors.core.params import asks_for_decode
-from pdkv.connectors.core.producer import Exported, Producer
+from pdkv.connectors.core.producer import Exported, Producer, RankMint
 from pdkv.connectors.core.reading import Reader
 from pdkv.connectors.core.shown import shown
 from pdkv.connectors.core.work import RankInfo, Work
@@ -59,10 +59,10 @@ class SchedulerSide:
         self._settings = settings
         self._sizes = {"tp_size": tp_size, "pp_size": pp_size}
         key, lease_s = settings.signing_key(), settings.kv_lease_duration
-        reader = Reader(block_tokens, **self._sizes, key=key)
+        self._reader = reader = Reader(block_tokens, **self._sizes, key=key)
         self._producer = Producer(engine_id, block_tokens, lease_s, key) if produces else None
         self._consumer = Consumer(engine_id, reader, block_tokens, lease_s, self._refused) if consumes else None
-        self._ranks: tuple[tuple[Issuer, ...], ...] = ()
+        self._ranks: tuple[RankMint, ...] = ()
         self.step = 0
         self._last_steps = dict[str, int]()  # of requests that are to be exported
         self._directory: Directory | None = None
@@ -83,7 +83,9 @@ class SchedulerSide:
         expected = [(pp, tp) for pp in range(self._sizes["pp_size"]) for tp in range(self._sizes["tp_size"])]
         if places != expected:
             raise ConfigError(f"ranks `{places}` told where they are, not `{expected}`", operation="connector start")
-        self._ranks = tuple(tuple(Issuer.from_bytes(data) for data in rank.issuers) for rank in known)
+        self._ranks = tuple(RankMint(tuple(map(Issuer.from_bytes, rank.issuers)), rank.cache_groups) for rank in known)
+        if any(rank.cache_groups for rank in known):
+            self._reader.expect([len(rank.issuers) for rank in known])
         if self._producer is not None and self._directory is None:
             self._directory = Directory(
                 self.engine_id, known, self._settings.host, self._settings.port, insecure=self._settings.insecure

@@ -1,7 +1,8 @@
 """What the scheduler side orders of every worker rank for one step, and what a rank reports.
 
 Plain values only: an LLM engine carries these between its own processes in whatever form it likes. Knows nothing of
-how an order is carried out. Groups are the engine's groups of layers that share block ids; most models have one.
+how an order is carried out. Groups are the engine's groups of layers that share block ids; most models have one. The
+layers of a group are in one cache, or in several where they differ in shape or type.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = [
     "Work",
 ]
 
-# One JSON text of `pdkv.Reference` for each rank (by rank) and group (by group).
+# One JSON text of `pdkv.Reference` for each rank (by rank) and each of its caches, those of the first group first.
 References = tuple[tuple[str, ...], ...]
 
 
@@ -49,8 +50,9 @@ class RankInfo:
         pp_rank: Position among the ranks that share the layers.
         address: `host:port` of its pdkv engine.
         incarnation: Life of its pdkv engine.
-        issuers: For each group, `Issuer.to_bytes()` of its cache.
-        groups: For each group, what a consumer compares: see `directory`.
+        issuers: For each cache, `Issuer.to_bytes()`.
+        groups: For each cache, what a consumer compares: see `directory`.
+        cache_groups: For each cache, the group that it belongs to; empty where each group has one.
     """
 
     tp_rank: int
@@ -59,6 +61,7 @@ class RankInfo:
     incarnation: str
     issuers: tuple[bytes, ...] = field(repr=False)
     groups: tuple[dict[str, object], ...]
+    cache_groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class ExportOrder:
 
     Attributes:
         request_id: The request whose blocks they are.
-        references: For each rank and group.
+        references: For each rank and cache.
         block_ids: For each group, in the order of the tokens.
         lease_s: First lease, in seconds.
         step: The last step that wrote into them. Where a device works behind the LLM engine's back they are pinned when
@@ -88,7 +91,7 @@ class PullOrder:
     Attributes:
         request_id: The request that waits for them.
         producer: Whom to ask.
-        references: For each rank and group of the producer.
+        references: For each rank and cache of the producer.
         digest: Digest that this side computed; the owner compares it before a byte moves.
         into: For each group, the destination blocks. Empty where a group needs none.
         first_blocks: For each group, the position within the export of the first block.
@@ -127,7 +130,7 @@ class Decline:
 
     Attributes:
         producer: Whom to tell.
-        references: For each rank and group of the producer.
+        references: For each rank and cache of the producer.
     """
 
     producer: ProducerAddress
@@ -141,7 +144,7 @@ class Watch:
     Attributes:
         request_id: The request that waits.
         producer: Who holds the blocks.
-        references: For each rank and group of the producer.
+        references: For each rank and cache of the producer.
         lease_s: Seconds to ask for at each renewal.
     """
 

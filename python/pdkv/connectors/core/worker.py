@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from pdkv.connectors.core.caches import GroupCache, describe, register
+from pdkv.connectors.core.caches import GroupCache, describe, numbered, register
 from pdkv.connectors.core.config import Settings
 from pdkv.connectors.core.declines import Declines
 from pdkv.connectors.core.device import Device, Steps
@@ -45,13 +45,14 @@ class WorkerSide:
     Args:
         name: How peers know its engine.
         settings: What the user set.
-        groups: Its caches, by group.
+        groups: Its caches, those of the first group first.
         model: Name of the weights and of whatever else both ends must have in common.
         tp_rank: Position among the ranks that share the heads.
         tp_size: How many those are.
         pp_rank: Position among the ranks that share the layers.
         pp_size: How many those are.
         device: Where the caches are, unless it is the CPU's memory. Then `begin_step` must be called at each step.
+        num_groups: How many groups there are, where that is not how many have a cache here.
 
     Attributes:
         info: What the scheduler side has to know of this rank. Holds secrets.
@@ -76,19 +77,23 @@ class WorkerSide:
         pp_rank: int = 0,
         pp_size: int = 1,
         device: Device | None = None,
+        num_groups: int | None = None,
     ) -> None:
         self._steps = None if device is None else Steps(device)
         self.stats = Stats()
         rank = pp_rank * tp_size + tp_rank
         self._engine = _engine(name, settings, rank)
         try:
+            names = [name for _, name in numbered(groups)]
             caches = [
-                register(self._engine, group, index, model, adopt=settings.adopt) for index, group in enumerate(groups)
+                register(self._engine, group, name, model, adopt=settings.adopt)
+                for group, name in zip(groups, names, strict=True)
             ]
             facts = tuple(
-                describe(cache, group, index, model)
-                for index, (cache, group) in enumerate(zip(caches, groups, strict=True))
+                describe(cache, group, name, model) for cache, group, name in zip(caches, groups, names, strict=True)
             )
+            group_of = tuple(index for index, _ in numbered(groups))
+            num_groups = len(set(group_of)) if num_groups is None else num_groups
             self.info = RankInfo(
                 tp_rank=tp_rank,
                 pp_rank=pp_rank,
@@ -96,10 +101,10 @@ class WorkerSide:
                 incarnation=self._engine.incarnation,
                 issuers=tuple(cache.issuer().to_bytes() for cache in caches),
                 groups=facts,
+                cache_groups=() if group_of == tuple(range(num_groups)) else group_of,
             )
-            kit = self._kit = Kit(
-                self._engine, caches, Place(tp_rank, tp_size, pp_rank, pp_size, facts), settings, self.stats, device
-            )
+            place = Place(tp_rank, tp_size, pp_rank, pp_size, facts)
+            kit = self._kit = Kit(self._engine, caches, group_of, num_groups, place, settings, self.stats, device)
             places = Places(settings.places)
 
             def make_line(producer: ProducerAddress) -> Line:
