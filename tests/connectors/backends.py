@@ -8,6 +8,7 @@ The shapes are written down as vLLM 0.32 makes them (`compute_layer_kv_cache_sha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -322,7 +323,7 @@ TABLE = [
     Row(
         "Voxtral's pooled blocks",
         f"{_INTERFACE} (AttentionSpec.tokens_per_state)",
-        ((full(rows=64, tokens_per_state=0.25),),),
+        ((full(rows=64, tokens_per_state=Fraction(1, 4)),),),
         COMPACT,
         packed=True,
     ),
