@@ -130,6 +130,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
         """Starts this rank's engine and registers the tensors with it. Called once."""
         from pdkv.connectors.core.worker import WorkerSide
 
+        where = device.device_of(kv_caches)
         ranks = {**versions.ranks(), **self._sizes}
         grouped = caches.group_caches(
             kv_caches,
@@ -143,7 +144,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):
             f"{self._engine_id}/{ranks['pp_rank']}.{ranks['tp_rank']}",
             self._settings,
             grouped,
-            device=device.device_of(kv_caches),
+            device=where,
             num_groups=len(self._groups),
             **ranks,
         )
