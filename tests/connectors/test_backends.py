@@ -235,6 +235,14 @@ def test_packed_blocks_in_pieces_are_refused(backend, layout):
         vllm_caches.group_caches(tensors, config_of(ROWS[backend]), **RANKS)
 
 
+@pytest.mark.parametrize(("cache_dtype", "axes"), [("nvfp4", "BC"), ("fp8", "BHNC")])
+def test_where_a_specification_does_not_say_how_it_is_quantised_the_setting_does(cache_dtype, axes):
+    tensors, config = allocate(ROWS["FLASHINFER, nvfp4"], "LBHNC")[1], config_of(ROWS["FLASHINFER, nvfp4"])
+    del config.kv_cache_groups[0].kv_cache_spec.kv_quant_mode
+    (cache,) = vllm_caches.group_caches(tensors, config, cache_dtype=cache_dtype, **RANKS)
+    assert cache.layout == axes
+
+
 def one_group(spec: str, *, host_resident: bool = False) -> SimpleNamespace:
     config = config_of(Row("", "", ((replace(full(), spec=spec),),)))
     config.kv_cache_groups[0].host_resident = host_resident
