@@ -133,6 +133,16 @@ impl<T> Courier<T> {
         }
     }
 
+    /// Cargo that waits for room and that nobody wants any more: it comes back without having been begun.
+    pub fn give_up(&mut self, wanted: impl Fn(&T) -> bool) -> Vec<Landed<T>> {
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let (wait, over): (Vec<_>, Vec<_>) = waiting.partition(|cargo| wanted(&cargo.owner));
+        self.waiting = wait.into();
+        let text = "stopped before the copy was begun";
+        let stopped = || Error::new(ErrorKind::TransferCancelled, OPERATION, text);
+        over.into_iter().map(|cargo| Landed::failed(cargo, stopped())).collect()
+    }
+
     /// The cargo that has landed since the last look.
     pub fn landed(&mut self) -> Vec<Landed<T>> {
         let mut landed = Vec::new();
@@ -253,10 +263,8 @@ impl<T> Lane<T> {
                 Ok(true) => Ok(()),
                 Err(error) => Err(error),
             };
-            // One that failed by itself has passed all the same, and says so but once.
-            if let Err(error) = self.queue.passed(ticket) {
-                // Whatever the driver said, nothing runs once this has returned.
-                let _ = self.queue.stream().synchronize();
+            // One that failed by itself has passed all the same. In a dead context nothing passes, and nothing runs any more.
+            if let (true, Err(error)) = (self.queue.is_broken(), &outcome) {
                 let rest = self.under_way.drain(..);
                 landed.extend(rest.map(|(_, cargo)| Landed::failed(cargo, error.clone())));
                 return true;

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pdkv_core::{Error, ErrorKind, Result};
 
@@ -27,8 +27,6 @@ pub struct Ticket(u64);
 
 /// How long to wait before a driver is asked again that did not say whether something runs.
 const RETRY: Duration = Duration::from_millis(1);
-/// How long a driver may go on so.
-const UNTOLD: Duration = Duration::from_secs(30);
 /// Copies that one call asks for: as many as one that is measured has. While the driver takes them, others of the process wait for it.
 const BATCH_COPIES: usize = 512;
 /// How often a queue that goes asks.
@@ -52,8 +50,6 @@ pub struct CopyQueue {
     /// Launches of the post that is made, each with the number of its job.
     launches: Vec<(usize, Launch)>,
     batch: Batch,
-    /// Since when the driver has not said whether the oldest post has passed.
-    untold: Option<Instant>,
     /// Why there can be no more posts.
     broken: Option<Error>,
 }
@@ -116,7 +112,6 @@ impl CopyQueue {
             next: Ticket(0),
             launches: Vec::new(),
             batch: Batch::default(),
-            untold: None,
             broken: None,
             stream,
             context,
@@ -208,7 +203,7 @@ impl CopyQueue {
         }
     }
 
-    /// Waits until a post has passed.
+    /// Waits until a post has passed, however long the driver does not say so.
     ///
     /// # Errors
     /// As [`CopyQueue::passed`]: nothing of it is under way then either.
@@ -278,20 +273,12 @@ impl CopyQueue {
                 None => self.stream.done(),
             };
             match passed {
-                Ok(passed) => {
-                    self.untold = None;
-                    if !passed {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    // No capture of a graph takes so long: a driver that answers nothing else is taken for a dead one, or nothing would ever end.
-                    let since = *self.untold.get_or_insert_with(Instant::now);
-                    if is_dead(&error) || since.elapsed() > UNTOLD {
-                        return Err(self.broken.insert(error).clone());
-                    }
-                    break;
-                }
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) if is_dead(&error) => return Err(self.broken.insert(error).clone()),
+                // However long it goes on so: whoever took that for an end would give memory away that the device may still write. Transfers end by
+                // their deadlines; only their memory waits.
+                Err(_) => break,
             }
             let Some(UnderWay {
                 ticket,

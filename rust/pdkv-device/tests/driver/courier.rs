@@ -13,7 +13,7 @@ use pdkv_device::cuda::{
 use pdkv_device::{HostRegion, HugePages};
 
 use crate::alone::{Alone, loaded};
-use crate::standin::{counts, fail, reset, variant};
+use crate::standin::{counts, fail, hold, reset, variant};
 
 /// Pieces that continue one another on neither side.
 const PIECES: u64 = 1024;
@@ -246,6 +246,84 @@ fn a_gpu_that_dies_while_nothing_is_under_way_is_noticed_by_the_next_cargo() {
         assert!(courier.close().is_empty());
         reset(alone.path);
     }
+}
+
+#[test]
+fn cargo_is_kept_however_long_the_driver_does_not_say_that_it_is_over() {
+    let Some(alone) = Alone::begin() else {
+        return;
+    };
+    let gpu = loaded(&alone.driver, 0);
+    let mut courier = Courier::new(&gpu).unwrap();
+    let (from, to) = (
+        Place::new(&alone.driver, At::Here, 0),
+        Place::new(&alone.driver, At::Here, 0x55),
+    );
+    let expected = expected(&from, &to);
+    hold(alone.path, 1);
+    courier.post(cargo(&from, &to, 7)).unwrap();
+    for call in [c"cuEventQuery", c"cuStreamQuery", c"cuStreamSynchronize"] {
+        fail(alone.path, call, 0, 304);
+    }
+    for _ in 0..200 {
+        assert!(courier.landed().is_empty() && courier.is_busy() && !courier.is_broken());
+    }
+    reset(alone.path);
+    assert!(courier.landed().is_empty(), "it is not over");
+    hold(alone.path, 0);
+    let mut landed = Vec::new();
+    while landed.is_empty() {
+        landed = courier.landed();
+    }
+    assert_eq!((landed.len(), landed[0].owner), (1, 7));
+    landed.pop().unwrap().outcome.unwrap();
+    assert!(to.read() == expected);
+}
+
+#[test]
+fn cargo_that_nobody_wants_any_more_is_not_begun_when_there_is_room_again() {
+    let Some(alone) = Alone::begin() else {
+        return;
+    };
+    let gpu = loaded(&alone.driver, 0);
+    let mut courier = Courier::new(&gpu).unwrap();
+    let (from, to) = (
+        Place::new(&alone.driver, At::Here, 0),
+        Place::new(&alone.driver, At::Here, 0x55),
+    );
+    let launches = || counts(alone.path)["launches"];
+    let begun = launches();
+    hold(alone.path, 1);
+    // Until all streams have as many tables as they have room for, and some more.
+    let mut posted = 0;
+    let mut last = (begun, 0);
+    while last.1 < 3 {
+        courier.post(cargo(&from, &to, posted)).unwrap();
+        posted += 1;
+        let now = launches();
+        last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
+    }
+    let wanted = posted - 2;
+    let over = courier.give_up(|&number| number == wanted || number < posted - 3);
+    let mut ends: Vec<_> = over
+        .into_iter()
+        .map(|landed| (landed.owner, landed.outcome.unwrap_err().kind()))
+        .collect();
+    ends.sort_unstable_by_key(|(number, _)| *number);
+    let kind = ErrorKind::TransferCancelled;
+    assert_eq!(ends, [(posted - 3, kind), (posted - 1, kind)]);
+    let full = launches();
+    hold(alone.path, 0);
+    let mut landed = 0;
+    while courier.is_busy() {
+        landed += courier
+            .landed()
+            .into_iter()
+            .inspect(|landed| assert!(landed.outcome.is_ok()))
+            .count();
+    }
+    assert_eq!(landed, posted - 2);
+    assert_eq!(launches(), full + 1, "what was given up was begun");
 }
 
 #[test]

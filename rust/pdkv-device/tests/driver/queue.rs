@@ -265,6 +265,16 @@ fn a_driver_that_does_not_tell_has_not_said_that_a_post_passed() {
         let ticket = post(&mut queue, &pair, Wishes::default()).unwrap();
         assert!(!queue.passed(ticket).unwrap(), "{name}");
         assert!(!queue.passed(ticket).unwrap(), "{name}");
+        // Nor by anything else that is not the end of the context, however often.
+        for status in [304, 1, 201, 900] {
+            for look in [c"cuEventQuery", c"cuStreamQuery"] {
+                fail(alone.path, look, 0, status);
+            }
+            for _ in 0..100 {
+                assert!(!queue.passed(ticket).unwrap() && !queue.is_broken(), "{name}, {status}");
+            }
+            reset(alone.path);
+        }
         hold(alone.path, 0);
         fail(alone.path, c"cuStreamSynchronize", 1, 900);
         queue.wait(ticket).unwrap();

@@ -12,7 +12,7 @@ use pdkv_device::cuda::{
 };
 
 use crate::alone::loaded;
-use crate::standin::{ALONE, IMAGE, calls, fail, reset, variant, whole};
+use crate::standin::{ALONE, IMAGE, calls, fail, hold, reset, variant, whole};
 
 const BYTES: u64 = 300_000;
 /// Nobody loses patience.
@@ -279,6 +279,25 @@ fn a_stage_whose_copy_failed_is_replaced() {
     fail(path, c"cuStreamSynchronize", 1, 900);
     stage.pack().unwrap();
     reset(path);
+    // Nor does it end while the copy may still run, for then others would get the stage.
+    stage.clear();
+    stage.push(&from, 0, 1000).unwrap();
+    let looks = || calls(path).get("cuEventQuery").copied().unwrap_or(0);
+    hold(path, 1);
+    for call in [c"cuEventQuery", c"cuStreamSynchronize"] {
+        fail(path, call, 0, 304);
+    }
+    std::thread::scope(|scope| {
+        let start = looks();
+        let packs = scope.spawn(|| stage.pack());
+        while looks() < start + 100 {
+            std::thread::yield_now();
+        }
+        assert!(!packs.is_finished());
+        reset(path);
+        hold(path, 0);
+        packs.join().unwrap().unwrap();
+    });
 }
 
 #[test]
