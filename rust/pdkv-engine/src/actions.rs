@@ -11,7 +11,7 @@ use pdkv_core::wire::{Advertise, Grant, Message};
 
 use crate::link::PeerLink;
 use crate::pull::PendingMove;
-use crate::remote::RemoteRegion;
+use crate::remains::Remains;
 use crate::shared::{Shared, State, nanos};
 use crate::transfer::TransferCore;
 
@@ -22,8 +22,8 @@ pub(crate) struct Later {
     lost: Vec<(PeerKey, Error)>,
     adverts: Vec<(Arc<PeerLink>, Advertise)>,
     closed: Vec<(PeerKey, Error)>,
-    /// Mappings of peers' memory that nobody looks up any more: unmapping much takes long.
-    unmapped: Vec<Arc<RemoteRegion>>,
+    /// What was held by what ended, with memory perhaps.
+    remains: Remains,
 }
 
 impl Shared {
@@ -77,6 +77,9 @@ impl Shared {
             Action::Quiesced { transfer } => {
                 if let Some(entry) = state.transfers.remove(&transfer) {
                     entry.core.set_quiesced();
+                    if let Some(pending) = entry.pending {
+                        pending.bequeath(&mut later.remains);
+                    }
                 }
             }
             Action::ExportChanged { export, state: now } => {
@@ -99,12 +102,12 @@ impl Shared {
             Action::Withdrawn { peer, withdraw } => {
                 if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.as_ref()) {
                     let regions = link.remote.withdraw(&withdraw.regions, &withdraw.caches);
-                    later.unmapped.extend(regions);
+                    regions.into_iter().for_each(|region| later.remains.add(region));
                 }
             }
             Action::Renewed { request, result, .. } => state.raw.renewed(request, result),
             Action::Close { peer, error } => self.close_peer(state, peer, &error, later),
-            Action::ServeStop { peer, transfer } => self.servings.end(peer, transfer),
+            Action::ServeStop { peer, transfer } => self.servings.end(peer, transfer, &mut later.remains),
         }
     }
 
@@ -121,10 +124,7 @@ impl Shared {
             self.lanes.end(peer);
             self.pipes.end(peer, &error);
         }
-        if !later.unmapped.is_empty() {
-            // Without a thread for it, it is dropped with the refused task, here.
-            let _ = self.movers.task(move || drop(later.unmapped));
-        }
+        later.remains.bury(&self.movers);
         for (peer, error) in later.lost {
             self.peer_lost(peer, &error);
         }
@@ -136,7 +136,7 @@ impl Shared {
         tracing::debug!(peer = %entry.name, %error, "peer closed");
         entry.channel.shut_down();
         if let Some(link) = &entry.link {
-            later.unmapped.extend(link.die(error));
+            link.die(error).into_iter().for_each(|region| later.remains.add(region));
         }
         state.raw.peer_lost(peer, error, &self.completions);
         if entry.writers.is_empty() || state.node.writers_of(peer).is_empty() {

@@ -32,6 +32,7 @@ mod raw;
 mod reactor;
 mod reader;
 mod registry;
+mod remains;
 mod remote;
 mod reply;
 mod shared;

@@ -1,6 +1,8 @@
 //! Posting a raw transfer: the way is chosen, the plan proven, and the movers started. Whose spans these are and who may
 //! touch them was decided before.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,8 +45,7 @@ pub(crate) fn post(
     here: Table<Memory>,
     there: Table<Arc<RemoteRegion>>,
 ) -> Result<Transfer> {
-    let mut ours = here.regions.iter().filter_map(Memory::device);
-    ours.try_for_each(|region| region.still_there())?;
+    here.still_there()?;
     let need = Need {
         wish: Wish {
             require: order.require,
@@ -104,23 +105,23 @@ impl<R> Table<R> {
             regions: Vec::new(),
             spans: Vec::with_capacity(spans.len()),
         };
-        let mut ids: Vec<RegionId> = Vec::new();
-        let mut last = (None, 0);
+        let mut numbers = BTreeMap::new();
+        let mut last = None;
         for &span in spans {
             let (id, offset, len) = parts(span);
-            if last.0 != Some(id) {
-                let index = ids.iter().position(|&known| known == id).map_or_else(
-                    || {
+            let number = match last {
+                Some((same, number)) if same == id => number,
+                _ => match numbers.entry(id) {
+                    Entry::Occupied(known) => *known.get(),
+                    Entry::Vacant(place) => {
                         table.regions.push(find(id)?);
-                        ids.push(id);
-                        Ok::<_, Error>(ids.len() - 1)
-                    },
-                    Ok,
-                )?;
-                last = (Some(id), index as u32);
-            }
+                        *place.insert(table.regions.len() as u32 - 1)
+                    }
+                },
+            };
+            last = Some((id, number));
             table.spans.push(Span {
-                region: last.1,
+                region: number,
                 offset,
                 len,
             });
@@ -130,5 +131,16 @@ impl<R> Table<R> {
 
     fn sizes(&self, len: impl Fn(&R) -> u64) -> Vec<u64> {
         self.regions.iter().map(len).collect()
+    }
+}
+
+impl Table<Memory> {
+    /// Whether all memory of GPUs among it is what was registered: each region is looked at once, however many spans name it.
+    ///
+    /// # Errors
+    /// `Region` when an allocator has put other memory there, `Device` when the driver fails.
+    pub(crate) fn still_there(&self) -> Result<()> {
+        let mut regions = self.regions.iter().filter_map(Memory::device);
+        regions.try_for_each(|region| region.still_there())
     }
 }

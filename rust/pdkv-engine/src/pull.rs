@@ -12,6 +12,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
+use crate::remains::Remains;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
@@ -50,11 +51,23 @@ impl PendingMove {
         }
     }
 
+    /// Nothing will be moved: what it holds goes where nobody waits for it.
+    pub(crate) fn bequeath(self, remains: &mut Remains) {
+        remains.add_memory(self.memory);
+        self.after.into_iter().for_each(|event| remains.add(event));
+        self.remote.into_iter().for_each(|region| remains.add(region));
+    }
+
     fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {
         let started = Instant::now();
         let program = match self.program(grant) {
             Ok(program) => program,
-            Err(error) => return shared.moved_id(core.id(), core, Err(error)),
+            Err(error) => {
+                let mut remains = Remains::default();
+                self.bequeath(&mut remains);
+                remains.bury(&shared.movers);
+                return shared.moved_id(core.id(), core, Err(error));
+            }
         };
         core.edit_stats(|stats| stats.plan_us = started.elapsed().as_secs_f64() * 1e6);
         let small = program.total_bytes() <= INLINE_BYTES;

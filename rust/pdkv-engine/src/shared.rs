@@ -277,6 +277,8 @@ impl Shared {
         begin: impl FnOnce(&mut Node, Duration) -> Result<TransferId>,
         pending: PendingMove,
     ) -> Result<()> {
+        // What is refused goes in the caller's thread, and not under the lock.
+        let mut pending = Some(pending);
         self.drive(|state, now| {
             let id = begin(&mut state.node, now)?;
             core.set_id(id);
@@ -287,7 +289,7 @@ impl Shared {
                 id,
                 Entry {
                     core: Arc::clone(core),
-                    pending: Some(pending),
+                    pending: pending.take(),
                 },
             );
             Ok(())

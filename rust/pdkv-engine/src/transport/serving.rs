@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pdkv_core::id::{PeerKey, TransferId};
 use pdkv_core::plan::{PageWalk, WireOrder};
@@ -13,7 +13,9 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
 use super::request::{Request, Target, Verb, WireSpan};
+use crate::post::Table;
 use crate::registry::LocalCache;
+use crate::remains::Remains;
 use crate::shared::Shared;
 
 /// A granted claim as it is served.
@@ -58,18 +60,38 @@ pub(crate) struct Servings {
 
 impl Servings {
     fn find(&self, shared: &Shared, peer: PeerKey, transfer: TransferId) -> Result<Arc<Serving>> {
-        if let Some(serving) = self.live.lock().expect("no holder panics").get(&(peer, transfer)) {
-            return Ok(Arc::clone(serving));
+        let known = self.live().get(&(peer, transfer)).map(Arc::clone);
+        known.map_or_else(
+            || self.enter(shared, peer, transfer, Serving::of(shared, peer, transfer)?),
+            Ok,
+        )
+    }
+
+    /// Keeps what was worked out, for as long as the claim lives. Its end is told under the lock of the state: under that lock it is entered, too, or
+    /// nobody would take out what came a moment late.
+    fn enter(&self, shared: &Shared, peer: PeerKey, transfer: TransferId, serving: Serving) -> Result<Arc<Serving>> {
+        let state = shared.lock();
+        if state.node.claim_view(peer, transfer).is_none_or(|view| view.revoked) {
+            return Err(state.node.why_ended(peer, transfer));
         }
-        let serving = Arc::new(Serving::of(shared, peer, transfer)?);
-        let mut live = self.live.lock().expect("no holder panics");
-        Ok(Arc::clone(live.entry((peer, transfer)).or_insert(serving)))
+        Ok(Arc::clone(
+            self.live().entry((peer, transfer)).or_insert_with(|| Arc::new(serving)),
+        ))
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<(PeerKey, TransferId), Arc<Serving>>> {
+        self.live.lock().expect("no holder panics")
     }
 
     /// The claim ended: whoever serves it stops touching memory at the next look.
-    pub(crate) fn end(&self, peer: PeerKey, transfer: TransferId) {
-        if let Some(serving) = self.live.lock().expect("no holder panics").remove(&(peer, transfer)) {
-            serving.ended.store(true, Ordering::Release);
+    pub(crate) fn end(&self, peer: PeerKey, transfer: TransferId, remains: &mut Remains) {
+        let Some(serving) = self.live().remove(&(peer, transfer)) else {
+            return;
+        };
+        serving.ended.store(true, Ordering::Release);
+        if let Some(serving) = Arc::into_inner(serving) {
+            remains.add_memory(serving.regions);
+            remains.add(serving.cache);
         }
     }
 }
@@ -126,15 +148,10 @@ impl Permit {
             return Err(refuse(ErrorKind::Layout, text));
         }
         serving.cache.still_there()?;
-        let started = shared.drive(|state, _| {
+        shared.drive(|state, _| {
             let view = state.node.serve_started(peer, transfer);
             view.ok_or_else(|| state.node.why_ended(peer, transfer))
-        });
-        if let Err(error) = started {
-            // It may have ended just before `find` entered it; then nobody else would take it out.
-            shared.servings.end(peer, transfer);
-            return Err(error);
-        }
+        })?;
         Ok(Self {
             shared: Arc::clone(shared),
             peer,
@@ -170,28 +187,27 @@ pub(crate) type Place = (Memory, u64, u64);
 /// # Errors
 /// What the peer is to be told.
 pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u64) -> Result<Vec<Place>> {
-    let mut found = Vec::with_capacity(raw.len() / WireSpan::SIZE);
+    let spans: Vec<_> = raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode).collect();
+    let parts = |span: WireSpan| (span.region, span.offset, span.len);
+    let table = Table::build(&spans, parts, |id| shared.registry.raw_region(peer, id))?;
+    table.still_there()?;
+    let mut found = Vec::with_capacity(spans.len());
     let mut bytes = 0_u64;
-    let mut looked_at = None;
-    for span in raw.chunks_exact(WireSpan::SIZE).map(WireSpan::decode) {
-        let region = shared.registry.raw_region(peer, span.region)?;
-        if let Some(device) = region.device().filter(|_| looked_at != Some(span.region)) {
-            device.still_there()?;
-            looked_at = Some(span.region);
-        }
+    for (named, span) in spans.iter().zip(&table.spans) {
+        let region = &table.regions[span.region as usize];
         let fits = span.offset.checked_add(span.len).is_some_and(|end| end <= region.len());
         if !fits {
             let text = format!(
                 "span `{}` + `{}` is outside region `{}` of `{}` bytes",
                 span.offset,
                 span.len,
-                span.region,
+                named.region,
                 region.len()
             );
             return Err(refuse(ErrorKind::Region, text));
         }
         bytes = bytes.saturating_add(span.len);
-        found.push((region, span.offset, span.len));
+        found.push((region.clone(), span.offset, span.len));
     }
     if bytes != announced {
         let text = format!("spans of `{bytes}` bytes, `{announced}` announced");
@@ -203,3 +219,7 @@ pub(crate) fn raw_spans(shared: &Shared, peer: PeerKey, raw: &[u8], announced: u
 fn refuse(kind: ErrorKind, message: String) -> Error {
     Error::new(kind, "serve", message)
 }
+
+#[cfg(test)]
+#[path = "serving_tests.rs"]
+mod tests;

@@ -10,8 +10,9 @@ use pdkv_core::id::TransferId;
 use pdkv_core::plan::{PageWalk, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
-use pdkv_device::cuda::Event;
+use pdkv_device::cuda::{Event, Reach};
 
+use crate::remains::Remains;
 use crate::remote::{Mapped, RemoteRegion};
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
@@ -73,6 +74,8 @@ pub(crate) struct Work {
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     mapped: OnceLock<Vec<Option<Mapped>>>,
+    /// What the GPU that copies reaches; kept until nobody works on this any more.
+    pub(crate) reaches: OnceLock<Vec<Reach>>,
 }
 
 impl Work {
@@ -104,6 +107,7 @@ impl Work {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             mapped: OnceLock::new(),
+            reaches: OnceLock::new(),
             program,
         }
     }
@@ -233,5 +237,20 @@ impl Work {
         }
         self.core.placed();
         Ok(bytes)
+    }
+}
+
+impl Drop for Work {
+    /// Whoever came last may be the progress thread, or the one that a GPU's other transfers wait for.
+    fn drop(&mut self) {
+        let mut remains = Remains::default();
+        remains.add_reaches(self.reaches.take().unwrap_or_default());
+        let mapped = self.mapped.take().unwrap_or_default();
+        remains.add_memory(mapped.into_iter().flatten().map(|mapped| mapped.memory));
+        remains.add_memory(std::mem::take(&mut self.local));
+        for region in std::mem::take(&mut self.remote) {
+            remains.add(region);
+        }
+        remains.bury(&self.shared.movers);
     }
 }

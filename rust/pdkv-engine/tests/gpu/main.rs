@@ -7,6 +7,7 @@ mod doors;
 mod failures;
 mod forged;
 mod lanes;
+mod held_up;
 mod links;
 mod moved;
 mod order;

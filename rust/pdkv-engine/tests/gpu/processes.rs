@@ -77,6 +77,10 @@ fn child() {
             "replaced".to_owned()
         }
         ["notifications"] => engine.notifications().len().to_string(),
+        ["deregister"] => {
+            ours.deregister().unwrap();
+            "gone".to_owned()
+        }
         ["hold"] => {
             held = Some(Hold::kernels());
             "held".to_owned()
@@ -241,8 +245,8 @@ fn blocks_that_a_killed_neighbour_was_writing_are_reusable_once_it_is_gone() {
 }
 
 #[test]
-fn a_region_that_is_withdrawn_is_unmapped_while_the_peer_lives() {
-    if !is_here("processes::a_region_that_is_withdrawn_is_unmapped_while_the_peer_lives") {
+fn an_engine_that_closes_lets_go_of_what_was_lent_while_its_owner_lives() {
+    if !is_here("processes::an_engine_that_closes_lets_go_of_what_was_lent_while_its_owner_lives") {
         return;
     }
     let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc")]);
@@ -257,4 +261,43 @@ fn a_region_that_is_withdrawn_is_unmapped_while_the_peer_lives() {
     engine.close();
     assert!(!peer.alive());
     eventually("what was mapped is let go", || count("mappings") == 0);
+}
+
+#[test]
+fn a_cache_that_its_owner_deregisters_is_unmapped_once_no_transfer_uses_it() {
+    if !is_here("processes::a_cache_that_its_owner_deregisters_is_unmapped_once_no_transfer_uses_it") {
+        return;
+    }
+    for theirs in ["malloc", "device", "segments"] {
+        let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", theirs)]);
+        let engine = engine("parent", &[TransportKind::Cuda]);
+        let ours = cache(&engine, Memory::Malloc);
+        let peer = engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+        let [first, second] = ["export 5", "export 6 7"].map(|asked| reference(&child.ask(asked)));
+        let mapped = || count("mappings") + count("laid");
+        ours.pull(&first, table(&[1]), &PullOptions::default())
+            .unwrap()
+            .wait(WAIT)
+            .unwrap();
+        assert!(mapped() > 0);
+        let held = Hold::kernels();
+        let before = count("launches");
+        let transfer = ours.pull(&second, table(&[2, 3]), &PullOptions::default()).unwrap();
+        eventually("the launch", || count("launches") > before);
+        assert_eq!(child.ask("deregister"), "gone");
+        eventually("the cache is withdrawn", || {
+            let again = ours.pull(&first, table(&[10]), &PullOptions::default());
+            again.is_err_and(|error| error.kind() == ErrorKind::ReferenceUnknown)
+        });
+        assert!(
+            !transfer.wait_quiesced(Some(Duration::from_millis(20))),
+            "the GPU reads on"
+        );
+        assert!(mapped() > 0, "unmapped under the GPU");
+        drop(held);
+        assert!(transfer.wait_quiesced(WAIT));
+        assert!(transfer.wait(WAIT).is_err(), "its owner took it back");
+        eventually("what was mapped is let go", || mapped() == 0);
+        assert!(peer.alive());
+    }
 }

@@ -148,6 +148,8 @@ impl GpuLink {
     fn dispatch(&self, desk: &Desk, work: Arc<Work>) {
         match self.reach_all(desk, &work) {
             Ok((near, far)) => {
+                // What of it nobody else keeps any more must not go on the GPU's thread. Of what the peer has, the region keeps it.
+                let _ = work.reaches.set(near.clone());
                 let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
                 desk.order(Order { work, near, far, fence });
             }

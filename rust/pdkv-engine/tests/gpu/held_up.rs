@@ -1,0 +1,94 @@
+//! What takes long on a GPU or at its driver, and whom it must not hold up.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pdkv_core::ErrorKind;
+use pdkv_device::cuda::{DeviceBuffer, Gpu, Stream};
+use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransportKind, issue};
+
+use crate::common::standin::{Hold, count, is_here};
+use crate::common::{LEASE, Memory, Pair, WAIT, Way, cache, engine, memory, table};
+use crate::eventually;
+
+#[test]
+fn memory_that_nobody_but_a_claim_held_is_let_go_where_nobody_waits_for_it() {
+    if !is_here("held_up::memory_that_nobody_but_a_claim_held_is_let_go_where_nobody_waits_for_it") {
+        return;
+    }
+    let producer = engine("producer", &[TransportKind::Cuda]);
+    let beside = engine("beside", &[TransportKind::Inproc]);
+    let consumer = engine("consumer", &[TransportKind::Cuda, TransportKind::Inproc]);
+    let source = cache(&producer, Memory::Device);
+    let target = cache(&consumer, Memory::Device);
+    let [from, to] = [&beside, &consumer].map(|engine| cache(engine, Memory::Private));
+    for owner in [&producer, &beside] {
+        let address = owner.address().unwrap();
+        consumer.connect(address, Duration::from_secs(30)).unwrap();
+    }
+    // Somebody else's work on the GPU, behind which memory is unmapped.
+    let gpu = Gpu::open(0).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let word = DeviceBuffer::new(gpu.context(), 8).unwrap();
+    let held = Hold::everything();
+    word.fill(&stream, 1).unwrap();
+    let waits = || count("calls cuCtxSynchronize");
+    let before = waits();
+    // A claim that waits for its export, which is never made.
+    let ahead = issue(&source.issuer().unwrap(), 2, 8, b"", 1).unwrap();
+    let options = PullOptions {
+        timeout: Duration::from_millis(300),
+        ..PullOptions::default()
+    };
+    let claims = target.pull(&ahead, table(&[1, 2]), &options).unwrap();
+    target.deregister().unwrap();
+    drop(target);
+    assert_eq!(claims.wait(WAIT).unwrap_err().kind(), ErrorKind::TransferTimeout);
+    assert!(claims.wait_quiesced(WAIT));
+    eventually("the last holder lets go", || waits() > before);
+    let (told, tells) = mpsc::channel();
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let export = from.export(table(&[5]), 4, b"", 1, LEASE).unwrap();
+            let pulled = to.pull(export.reference(), table(&[1]), &PullOptions::default());
+            told.send(pulled.and_then(|pulled| pulled.wait(WAIT))).unwrap();
+        });
+        let outcome = tells.recv_timeout(WAIT.unwrap());
+        drop(held);
+        outcome
+    });
+    outcome.expect("an engine that goes on").unwrap();
+}
+
+#[test]
+fn a_request_looks_once_at_each_region_however_many_of_its_spans_lie_there() {
+    if !is_here("held_up::a_request_looks_once_at_each_region_however_many_of_its_spans_lie_there") {
+        return;
+    }
+    let pair = Pair::new(Way::staged(Memory::Malloc, Memory::Private));
+    let register = |engine: &pdkv_engine::Engine, kind| engine.register(memory(kind, 1 << 16), None, true).unwrap();
+    let near = register(&pair.consumer, Memory::Private);
+    let far = [0, 1].map(|_| register(&pair.producer, Memory::Malloc));
+    // Keys, values, keys, values.
+    let read = |spans: u64| {
+        let (here, there): (Vec<_>, Vec<_>) = (0..spans)
+            .map(|number| {
+                let (offset, len) = (number * 64, 64);
+                let here = LocalSpan {
+                    region: near.id(),
+                    offset,
+                    len,
+                };
+                let region = far[(number % 2) as usize].id();
+                (here, RemoteSpan { region, offset, len })
+            })
+            .unzip();
+        let before = count("calls cuPointerGetAttribute");
+        let read = pair.peer.read(&here, &there, None, &RawOptions::default()).unwrap();
+        read.wait(WAIT).unwrap();
+        count("calls cuPointerGetAttribute") - before
+    };
+    let two = read(2);
+    assert!(two >= 2, "{two} looks at two regions");
+    assert_eq!(read(1000), two);
+}
