@@ -9,10 +9,11 @@ use pdkv_core::id::PeerKey;
 use pdkv_core::node::Action;
 use pdkv_core::wire::{Advertise, Grant, Message};
 
+use crate::clock::nanos;
 use crate::link::PeerLink;
 use crate::pull::PendingMove;
 use crate::remains::Remains;
-use crate::shared::{Shared, State, nanos};
+use crate::shared::{Shared, State};
 use crate::transfer::TransferCore;
 
 /// What has to wait until the lock is released.
@@ -102,7 +103,7 @@ impl Shared {
             Action::Withdrawn { peer, withdraw } => {
                 if let Some(link) = state.peers.get(&peer).and_then(|entry| entry.link.as_ref()) {
                     let regions = link.remote.withdraw(&withdraw.regions, &withdraw.caches);
-                    regions.into_iter().for_each(|region| later.remains.add(region));
+                    later.remains.add_all(regions);
                 }
             }
             Action::Renewed { request, result, .. } => state.raw.renewed(request, result),
@@ -136,7 +137,7 @@ impl Shared {
         tracing::debug!(peer = %entry.name, %error, "peer closed");
         entry.channel.shut_down();
         if let Some(link) = &entry.link {
-            link.die(error).into_iter().for_each(|region| later.remains.add(region));
+            later.remains.add_all(link.die(error));
         }
         state.raw.peer_lost(peer, error, &self.completions);
         if entry.writers.is_empty() || state.node.writers_of(peer).is_empty() {

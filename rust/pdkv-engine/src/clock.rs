@@ -42,3 +42,8 @@ impl Flag {
         );
     }
 }
+
+/// As a number that an atomic holds.
+pub(crate) fn nanos(at: Duration) -> u64 {
+    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
+}

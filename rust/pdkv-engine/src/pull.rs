@@ -54,8 +54,8 @@ impl PendingMove {
     /// Nothing will be moved: what it holds goes where nobody waits for it.
     pub(crate) fn bequeath(self, remains: &mut Remains) {
         remains.add_memory(self.memory);
-        self.after.into_iter().for_each(|event| remains.add(event));
-        self.remote.into_iter().for_each(|region| remains.add(region));
+        remains.add_all(self.after);
+        remains.add_all(self.remote);
     }
 
     fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {

@@ -21,6 +21,13 @@ impl Remains {
         }
     }
 
+    /// The same for several.
+    pub(crate) fn add_all<T: Send + 'static>(&mut self, shares: impl IntoIterator<Item = Arc<T>>) {
+        for share in shares {
+            self.add(share);
+        }
+    }
+
     /// The same for memory.
     pub(crate) fn add_memory(&mut self, list: impl IntoIterator<Item = Memory>) {
         for memory in list {
@@ -54,14 +61,14 @@ impl Remains {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::sync::{Mutex, mpsc};
 
     /// Tells on which thread it goes, once it may.
-    struct Slow(mpsc::Receiver<()>, mpsc::Sender<std::thread::ThreadId>);
+    struct Slow(Mutex<mpsc::Receiver<()>>, mpsc::Sender<std::thread::ThreadId>);
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            self.0.recv().unwrap();
+            self.0.lock().unwrap().recv().unwrap();
             self.1.send(std::thread::current().id()).unwrap();
         }
     }
@@ -70,7 +77,7 @@ mod tests {
     fn only_the_last_share_is_kept_and_dropped_elsewhere() {
         let movers = Movers::start("t", 1).unwrap();
         let ((go, gate), (told, tells)) = (mpsc::channel(), mpsc::channel());
-        let share = Arc::new(Slow(gate, told));
+        let share = Arc::new(Slow(Mutex::new(gate), told));
         let mut remains = Remains::default();
         remains.add(Arc::clone(&share));
         assert!(remains.0.is_empty(), "somebody else holds it");

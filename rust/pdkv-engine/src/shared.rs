@@ -19,7 +19,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::actions::Later;
 use crate::channel::Channel;
-use crate::clock::{Clock, Flag};
+use crate::clock::{Clock, Flag, nanos};
 use crate::completion::Watchers;
 use crate::config::EngineConfig;
 use crate::ended::EndedExports;
@@ -495,8 +495,4 @@ impl Shared {
             .find(|(_, entry)| entry.token == Some(token))
             .map(|(&key, _)| key)
     }
-}
-
-pub(crate) fn nanos(at: Duration) -> u64 {
-    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
 }

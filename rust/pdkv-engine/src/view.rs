@@ -151,14 +151,20 @@ impl RemoteRegion {
 
     /// Whether a GPU of ours sees it, as far as that is known; the reason when not.
     pub(crate) fn may_view(&self, gpu: &Gpu) -> Result<(), String> {
-        match (self.views.now(gpu), self.device()) {
-            (Some(view), _) => view.map(drop),
-            (None, Some(device)) if !device.sealed.is_empty() => {
+        self.views
+            .now(gpu)
+            .map_or_else(|| self.may_be_seen(), |view| view.map(drop))
+    }
+
+    /// The same for a GPU that nobody has opened, so that nothing of it is known.
+    pub(crate) fn may_be_seen(&self) -> Result<(), String> {
+        match self.device() {
+            Some(device) if !device.sealed.is_empty() => {
                 Err(format!("the peer can't share region `{}`: {}", self.id, device.sealed))
             }
-            (None, Some(_)) => Ok(()),
-            (None, None) if self.mappable().is_ok() && self.wholly_shared() => Ok(()),
-            (None, None) => Err(format!(
+            Some(_) => Ok(()),
+            None if self.mappable().is_ok() && self.wholly_shared() => Ok(()),
+            None => Err(format!(
                 "region `{}` is private memory, which no GPU here reaches",
                 self.id
             )),

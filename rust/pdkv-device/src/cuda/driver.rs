@@ -45,12 +45,22 @@ impl Driver {
     /// `Unsupported` when there is none, it is older than 12.0, does not start, shows no device, or was started before this process was
     /// forked.
     pub fn open() -> Result<Self> {
-        Self::open_at(&library()).map_err(|error| match std::env::var_os(LIBRARY_SETTING) {
+        // By each transfer, so that no library is looked into again.
+        static LAST: Mutex<Option<(PathBuf, Driver)>> = Mutex::new(None);
+        let path = library();
+        let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = last().as_ref().filter(|(of, _)| *of == path) {
+            known.usable()?;
+            return Ok(known.clone());
+        }
+        let opened = Self::open_at(&path).map_err(|error| match std::env::var_os(LIBRARY_SETTING) {
             Some(name) if error.hint().is_none() && !name.is_empty() => {
                 error.with_hint(format!("the environment names it by {LIBRARY_SETTING}"))
             }
             _ => error,
-        })
+        })?;
+        *last() = Some((path, opened.clone()));
+        Ok(opened)
     }
 
     /// The driver at a path.

@@ -38,6 +38,9 @@ struct Opened {
     peers: Mutex<Vec<(u32, Result<()>)>>,
 }
 
+/// With the driver that shows each.
+static OPENED: Mutex<Vec<(usize, Gpu)>> = Mutex::new(Vec::new());
+
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gpu")
@@ -61,17 +64,36 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`].
     pub fn open_on(driver: &Driver, ordinal: u32) -> Result<Self> {
-        static OPENED: Mutex<Vec<(usize, Gpu)>> = Mutex::new(Vec::new());
+        static MAKING: Mutex<()> = Mutex::new(());
         driver.usable()?;
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        let identity = driver.identity();
-        let known = |(of, gpu): &&(usize, Self)| *of == identity && gpu.ordinal() == ordinal;
-        if let Some((_, gpu)) = opened.iter().find(known) {
-            return Ok(gpu.clone());
+        if let Some(gpu) = Self::opened_on(driver, ordinal) {
+            return Ok(gpu);
+        }
+        // It may take seconds: nobody waits for it who only asks what is there.
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = Self::opened_on(driver, ordinal) {
+            return Ok(gpu);
         }
         let gpu = Self::make(&driver.device(ordinal)?)?;
-        opened.push((identity, gpu.clone()));
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.push((driver.identity(), gpu.clone()));
         Ok(gpu)
+    }
+
+    fn opened_on(driver: &Driver, ordinal: u32) -> Option<Self> {
+        let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |(of, gpu): &&(usize, Self)| *of == driver.identity() && gpu.ordinal() == ordinal;
+        opened.iter().find(known).map(|(_, gpu)| gpu.clone())
+    }
+
+    /// The GPU of a number if somebody in this process has opened it. Waits for nobody.
+    ///
+    /// # Errors
+    /// `Unsupported` as [`Driver::open`].
+    pub fn opened(ordinal: u32) -> Result<Option<Self>> {
+        let driver = Driver::open()?;
+        driver.usable()?;
+        Ok(Self::opened_on(&driver, ordinal))
     }
 
     fn make(device: &Device) -> Result<Self> {
@@ -122,18 +144,28 @@ impl Gpu {
         }
     }
 
-    /// The GPU of a name that is the same in all processes; `None` where this process may not see it.
+    /// The number of the GPU of a name that is the same in all processes; `None` where this process may not see it. Opens none, and asks the driver
+    /// for the names but once.
     ///
     /// # Errors
-    /// As [`Gpu::open`].
-    pub fn by_uuid(uuid: [u8; 16]) -> Result<Option<Self>> {
+    /// `Unsupported` as [`Driver::open`], `Device` when the driver fails.
+    pub fn number_of(uuid: [u8; 16]) -> Result<Option<u32>> {
+        /// Of each driver the names of its GPUs, by their numbers.
+        static NAMES: Mutex<Vec<(usize, Vec<[u8; 16]>)>> = Mutex::new(Vec::new());
         let driver = Driver::open()?;
-        for ordinal in 0..driver.device_count()? {
-            if driver.device(ordinal)?.uuid()? == uuid {
-                return Self::open_on(&driver, ordinal).map(Some);
-            }
+        driver.usable()?;
+        let find = |all: &[[u8; 16]]| Ok(all.iter().position(|name| *name == uuid).map(|at| at as u32));
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, all)) = names.iter().find(|(of, _)| *of == driver.identity()) {
+            return find(all);
         }
-        Ok(None)
+        let all = 0..driver.device_count()?;
+        let all: Vec<_> = all
+            .map(|ordinal| driver.device(ordinal)?.uuid())
+            .collect::<Result<_>>()?;
+        let found = find(&all);
+        names.push((driver.identity(), all));
+        found
     }
 
     /// Its primary context, the one that torch uses.

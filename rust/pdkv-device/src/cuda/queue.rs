@@ -274,11 +274,10 @@ impl CopyQueue {
             };
             match passed {
                 Ok(true) => {}
-                Ok(false) => break,
                 Err(error) if is_dead(&error) => return Err(self.broken.insert(error).clone()),
                 // However long it goes on so: whoever took that for an end would give memory away that the device may still write. Transfers end by
                 // their deadlines; only their memory waits.
-                Err(_) => break,
+                Ok(false) | Err(_) => break,
             }
             let Some(UnderWay {
                 ticket,

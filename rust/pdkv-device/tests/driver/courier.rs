@@ -13,7 +13,7 @@ use pdkv_device::cuda::{
 use pdkv_device::{HostRegion, HugePages};
 
 use crate::alone::{Alone, loaded};
-use crate::standin::{counts, fail, hold, reset, variant};
+use crate::standin::{Held, counts, fail, reset, variant};
 
 /// Pieces that continue one another on neither side.
 const PIECES: u64 = 1024;
@@ -260,7 +260,7 @@ fn cargo_is_kept_however_long_the_driver_does_not_say_that_it_is_over() {
         Place::new(&alone.driver, At::Here, 0x55),
     );
     let expected = expected(&from, &to);
-    hold(alone.path, 1);
+    let held = Held::new(alone.path);
     courier.post(cargo(&from, &to, 7)).unwrap();
     for call in [c"cuEventQuery", c"cuStreamQuery", c"cuStreamSynchronize"] {
         fail(alone.path, call, 0, 304);
@@ -270,7 +270,7 @@ fn cargo_is_kept_however_long_the_driver_does_not_say_that_it_is_over() {
     }
     reset(alone.path);
     assert!(courier.landed().is_empty(), "it is not over");
-    hold(alone.path, 0);
+    drop(held);
     let mut landed = Vec::new();
     while landed.is_empty() {
         landed = courier.landed();
@@ -293,7 +293,7 @@ fn cargo_that_nobody_wants_any_more_is_not_begun_when_there_is_room_again() {
     );
     let launches = || counts(alone.path)["launches"];
     let begun = launches();
-    hold(alone.path, 1);
+    let held = Held::new(alone.path);
     // Until all streams have as many tables as they have room for, and some more.
     let mut posted = 0;
     let mut last = (begun, 0);
@@ -313,7 +313,7 @@ fn cargo_that_nobody_wants_any_more_is_not_begun_when_there_is_room_again() {
     let kind = ErrorKind::TransferCancelled;
     assert_eq!(ends, [(posted - 3, kind), (posted - 1, kind)]);
     let full = launches();
-    hold(alone.path, 0);
+    drop(held);
     let mut landed = 0;
     while courier.is_busy() {
         landed += courier

@@ -221,8 +221,9 @@ fn stranger() {
     assert!(Gpu::holding(plain).unwrap().is_none(), "no driver is loaded for a look");
     let gpu = Gpu::open(1).unwrap();
     assert_eq!(Gpu::count().unwrap(), 2);
-    assert_eq!(Gpu::by_uuid(gpu.uuid()).unwrap().unwrap().ordinal(), 1);
-    assert!(Gpu::by_uuid([0; 16]).unwrap().is_none());
+    assert_eq!(Gpu::number_of(gpu.uuid()).unwrap(), Some(1));
+    assert_eq!(Gpu::number_of([0; 16]).unwrap(), None);
+    assert!(Gpu::opened(1).unwrap().is_some() && Gpu::opened(9).unwrap().is_none());
     let path = std::env::var("PDKV_CUDA_LIBRARY").unwrap();
     let memory = DeviceRegion::allocate(&gpu, 100).unwrap();
     let error = DeviceRegion::allocate(&gpu, 100).unwrap_err();

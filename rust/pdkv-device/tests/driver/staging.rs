@@ -12,7 +12,7 @@ use pdkv_device::cuda::{
 };
 
 use crate::alone::loaded;
-use crate::standin::{ALONE, IMAGE, calls, fail, hold, reset, variant, whole};
+use crate::standin::{ALONE, Held, IMAGE, calls, fail, reset, variant, whole};
 
 const BYTES: u64 = 300_000;
 /// Nobody loses patience.
@@ -283,19 +283,18 @@ fn a_stage_whose_copy_failed_is_replaced() {
     stage.clear();
     stage.push(&from, 0, 1000).unwrap();
     let looks = || calls(path).get("cuEventQuery").copied().unwrap_or(0);
-    hold(path, 1);
+    let held = Held::new(path);
     for call in [c"cuEventQuery", c"cuStreamSynchronize"] {
         fail(path, call, 0, 304);
     }
     std::thread::scope(|scope| {
         let start = looks();
         let packs = scope.spawn(|| stage.pack());
-        while looks() < start + 100 {
+        while looks() < start + 100 && !packs.is_finished() {
             std::thread::yield_now();
         }
         assert!(!packs.is_finished());
-        reset(path);
-        hold(path, 0);
+        drop(held);
         packs.join().unwrap().unwrap();
     });
 }

@@ -157,6 +157,23 @@ pub(crate) fn hold(path: &Path, hold: c_int) {
     call(hold);
 }
 
+/// While this is there, nothing that is asked happens; so that a test which fails meanwhile ends.
+pub(crate) struct Held<'a>(&'a Path);
+
+impl<'a> Held<'a> {
+    pub(crate) fn new(path: &'a Path) -> Self {
+        hold(path, 1);
+        Self(path)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        reset(self.0);
+        hold(self.0, 0);
+    }
+}
+
 /// Makes the `nth` coming call of a name return a status; see the stand-in.
 pub(crate) fn fail(path: &Path, call: &CStr, nth: c_int, status: c_int) {
     type Fail = extern "C" fn(*const c_char, c_int, c_int) -> c_int;

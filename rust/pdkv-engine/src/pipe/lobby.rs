@@ -13,7 +13,8 @@ use pdkv_core::{Error, Result};
 use pdkv_device::Memory;
 
 use super::guest::{Guest, has_hung_up};
-use crate::shared::{Shared, nanos};
+use crate::clock::nanos;
+use crate::shared::Shared;
 
 /// How long one that has left is kept from whoever waits for one that hasn't.
 const GRACE: Duration = Duration::from_millis(100);

@@ -160,7 +160,7 @@ fn what_is_kept_for_refused_requests_goes_with_the_claim() {
         let refused = scene.ask(transfer, 2).err().expect("two blocks past the last");
         assert_eq!(refused.kind(), ErrorKind::Layout);
         assert_eq!(scene.kept(), 1);
-        let permit = scene.ask(transfer, 1).ok().expect("the last block");
+        let permit = scene.ask(transfer, 1).expect("the last block");
         scene.abandon(transfer);
         assert_eq!(scene.kept(), 0);
         assert!(permit.serving.ended.load(Ordering::Acquire));

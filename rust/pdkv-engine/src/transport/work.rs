@@ -248,9 +248,7 @@ impl Drop for Work {
         let mapped = self.mapped.take().unwrap_or_default();
         remains.add_memory(mapped.into_iter().flatten().map(|mapped| mapped.memory));
         remains.add_memory(std::mem::take(&mut self.local));
-        for region in std::mem::take(&mut self.remote) {
-            remains.add(region);
-        }
+        remains.add_all(std::mem::take(&mut self.remote));
         remains.bury(&self.shared.movers);
     }
 }

@@ -301,3 +301,39 @@ fn a_cache_that_its_owner_deregisters_is_unmapped_once_no_transfer_uses_it() {
         assert!(peer.alive());
     }
 }
+
+#[test]
+fn a_gpu_on_which_only_a_peer_has_memory_is_opened_beside_the_call() {
+    if !is_here("processes::a_gpu_on_which_only_a_peer_has_memory_is_opened_beside_the_call") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc")]);
+    let engine = engine("parent", &[TransportKind::Cuda]);
+    let ours = cache(&engine, Memory::Private);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let exports = ["export 5", "export 6", "export 7"].map(|asked| reference(&child.ask(asked)));
+    let pull = |number: usize| ours.pull(&exports[number], table(&[number as u32]), &PullOptions::default());
+    assert_eq!(count("calls cuDevicePrimaryCtxRetain"), 0);
+    fail(c"cuDevicePrimaryCtxRetain", 1, 2);
+    // The call knows nothing of it: it has opened nothing.
+    let transfer = pull(0).unwrap();
+    let error = transfer.wait(WAIT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(
+        error.message().contains("`cuDevicePrimaryCtxRetain` returned `2`"),
+        "{error}"
+    );
+    assert!(transfer.wait_quiesced(WAIT));
+    // Others do not fail in turn, and find it open once there is room.
+    let refused = pull(1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.message().contains("GPU `0` can't be used"), "{refused}");
+    eventually("it is tried again", || {
+        pull(1).is_ok_and(|transfer| transfer.wait(WAIT).is_ok())
+    });
+    let names = || count("calls cuDeviceGetUuid_v2");
+    let before = names();
+    pull(2).unwrap().wait(WAIT).unwrap();
+    assert_eq!(names(), before);
+    holds(&ours, 1, &[(1, 6), (2, 7)]);
+}

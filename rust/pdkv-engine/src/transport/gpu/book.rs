@@ -8,6 +8,7 @@ use pdkv_device::cuda::{Gpu, HostAccess, Reach};
 use pdkv_device::{HostRegion, Memory};
 
 use super::desk::Desk;
+use super::opening::Openings;
 use crate::registry::Registry;
 use crate::view::lasts;
 
@@ -18,6 +19,7 @@ type Key = (u32, usize);
 #[derive(Default)]
 pub(crate) struct Gpus {
     book: Mutex<Book>,
+    pub(super) openings: Openings,
 }
 
 #[derive(Default)]
@@ -52,6 +54,11 @@ impl Gpus {
         let desk = Desk::of(gpu)?;
         book.desks.insert(gpu.ordinal(), Arc::clone(&desk));
         Ok(desk)
+    }
+
+    /// The desk of a GPU, if it is open.
+    pub(super) fn open_desk(&self, gpu: &Gpu) -> Option<Arc<Desk>> {
+        self.book().desks.get(&gpu.ordinal()).cloned()
     }
 
     /// The desks that are open.

@@ -4,6 +4,7 @@
 
 mod book;
 mod desk;
+mod opening;
 mod raw_fence;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,20 +62,13 @@ impl GpuLink {
         if lent.is_empty() {
             return;
         }
+        for device in lent.iter().filter_map(|region| region.device()) {
+            // So that no transfer waits for a driver that is started. What fails, whoever needs it is told.
+            let _ = Gpu::number_of(device.uuid);
+        }
         for desk in shared.gpus.desks() {
             // Who needs it tries again.
             let _ = self.borrow_all(desk.gpu(), &lent, &|| false);
-        }
-    }
-
-    /// The desk of the GPU that copies between these.
-    fn desk(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Arc<Desk>, String> {
-        let shared = self.shared.upgrade().ok_or("the engine is closed")?;
-        let gpu = gpu_between(local, remote)?;
-        let desk = shared.gpus.desk(&gpu).map_err(|error| error.message().to_owned())?;
-        match desk.broken() {
-            None => Ok(desk),
-            Some(reason) => Err(format!("GPU `{}` can't be used: {reason}", gpu.ordinal())),
         }
     }
 
@@ -145,9 +139,10 @@ impl GpuLink {
     }
 
     /// Gives the work to the GPU's thread, on whatever thread this is.
-    fn dispatch(&self, desk: &Desk, work: Arc<Work>) {
-        match self.reach_all(desk, &work) {
-            Ok((near, far)) => {
+    fn dispatch(&self, desk: Result<Arc<Desk>>, work: Arc<Work>) {
+        let reached = desk.and_then(|desk| Ok((self.reach_all(&desk, &work)?, desk)));
+        match reached {
+            Ok(((near, far), desk)) => {
                 // What of it nobody else keeps any more must not go on the GPU's thread. Of what the peer has, the region keeps it.
                 let _ = work.reaches.set(near.clone());
                 let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
@@ -172,24 +167,52 @@ fn is_ready(desk: &Desk, work: &Work) -> bool {
     work.local.iter().all(near) && work.remote.iter().all(|region| region.views.now(gpu).is_some())
 }
 
-/// The GPU that copies: the one of our memory, else the one of the peer's.
-fn gpu_between(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Gpu, String> {
+/// The GPU that copies.
+enum Copier {
+    Open(Gpu),
+    /// One that nobody in this process has opened yet.
+    Closed(u32),
+}
+
+/// The GPU of our memory, else the one of the peer's. Waits for nobody.
+fn copier(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Copier, String> {
     let ours = local
         .iter()
         .filter_map(Memory::device)
         .map(|region| region.gpu().clone());
     let theirs = remote.iter().filter_map(|region| region.gpu_here());
     if let Some(gpu) = ours.chain(theirs).next() {
-        return Ok(gpu);
+        return Ok(Copier::Open(gpu));
     }
     let Some(device) = remote.iter().find_map(|region| region.device()) else {
         return Err(neither());
     };
-    match Gpu::by_uuid(device.uuid) {
-        Ok(Some(gpu)) => Ok(gpu),
-        Ok(None) => Err("the peer's GPU is none that this process may see".to_owned()),
-        Err(error) => Err(error.message().to_owned()),
+    let told = |error: Error| error.message().to_owned();
+    let ordinal = Gpu::number_of(device.uuid)
+        .map_err(told)?
+        .ok_or("the peer's GPU is none that this process may see")?;
+    let opened = Gpu::opened(ordinal).map_err(told)?;
+    Ok(opened.map_or(Copier::Closed(ordinal), Copier::Open))
+}
+
+/// The desk of a GPU on which something can be launched, as far as is known.
+fn usable(gpus: &Gpus, gpu: &Gpu) -> Result<Arc<Desk>, String> {
+    let desk = gpus.desk(gpu).map_err(|error| error.message().to_owned())?;
+    match desk.broken() {
+        None => Ok(desk),
+        Some(reason) => Err(format!("GPU `{}` can't be used: {reason}", gpu.ordinal())),
     }
+}
+
+/// The desk of the GPU that copies for this work. It is opened if need be, which takes its time.
+fn desk_for(work: &Work) -> Result<Arc<Desk>> {
+    let refuse = |reason| Error::new(ErrorKind::Unsupported, "cuda", reason);
+    let gpus = &work.shared.gpus;
+    let gpu = match copier(&work.local, &work.remote).map_err(refuse)? {
+        Copier::Open(gpu) => gpu,
+        Copier::Closed(ordinal) => gpus.openings.open(ordinal)?,
+    };
+    usable(gpus, &gpu).map_err(refuse)
 }
 
 fn neither() -> String {
@@ -214,11 +237,19 @@ impl Link for GpuLink {
             let any = self.heard.load(Ordering::Relaxed) || !shared.gpus.desks().is_empty();
             return any.then_some(()).ok_or_else(neither);
         }
-        let desk = self.desk(local, remote)?;
-        for memory in local {
-            shared.gpus.may_reach(desk.gpu(), memory)?;
+        match copier(local, remote)? {
+            Copier::Open(gpu) => {
+                usable(&shared.gpus, &gpu)?;
+                for memory in local {
+                    shared.gpus.may_reach(&gpu, memory)?;
+                }
+                remote.iter().try_for_each(|region| region.may_view(&gpu))
+            }
+            Copier::Closed(ordinal) => {
+                shared.gpus.openings.may_open(ordinal, &shared.movers)?;
+                remote.iter().try_for_each(|region| region.may_be_seen())
+            }
         }
-        remote.iter().try_for_each(|region| region.may_view(desk.gpu()))
     }
 
     fn start(self: Arc<Self>, work: Arc<Work>) {
@@ -226,18 +257,17 @@ impl Link for GpuLink {
             work.employ(1);
             return work.leave();
         }
-        let desk = match self.desk(&work.local, &work.remote) {
-            Ok(desk) => desk,
-            Err(reason) => return work.refuse(Error::new(ErrorKind::Unsupported, "cuda", reason)),
-        };
         work.employ(1);
-        if is_ready(&desk, &work) {
-            return self.dispatch(&desk, work);
+        if let Ok(Copier::Open(gpu)) = copier(&work.local, &work.remote)
+            && let Some(desk) = work.shared.gpus.open_desk(&gpu)
+            && is_ready(&desk, &work)
+        {
+            return self.dispatch(Ok(desk), work);
         }
-        // The driver takes its time to map and to register, and the peer to answer.
+        // The driver takes its time to open a GPU, to map and to register, and the peer to answer.
         let mine = Arc::clone(&work);
         let shared = Arc::clone(&work.shared);
-        if let Err(error) = shared.movers.task(move || self.dispatch(&desk, mine)) {
+        if let Err(error) = shared.movers.task(move || self.dispatch(desk_for(&mine), mine)) {
             work.fail(error);
             work.leave();
         }
