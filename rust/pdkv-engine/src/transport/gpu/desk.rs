@@ -166,7 +166,7 @@ fn run(inner: &Inner, gpu: &Gpu) {
             dispatch(inner, gpu, &mut courier, order);
         }
         let Some(flying) = &mut courier else { continue };
-        let mut landed = flying.give_up(|work| !work.stopped());
+        let mut landed = flying.give_up(|flying| !flying.work.stopped());
         landed.extend(flying.landed());
         if flying.is_broken() {
             // Whether the GPU is of use still shows when its streams are made anew.
