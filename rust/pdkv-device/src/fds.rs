@@ -12,16 +12,17 @@ use rustix::net::{
 };
 
 use crate::os::os_error;
-use crate::stream::{closed, stream_error, wait_ready};
+use crate::stream::{Stop, closed, stopped, stream_error, wait_ready};
 
 /// The most descriptors in one message (the kernel's `SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
 
-/// Sends descriptors with at least one byte beside them; blocks until all bytes are out.
+/// Sends descriptors with at least one byte beside them; blocks until all bytes are out. `stop` is looked at whenever the
+/// socket makes us wait, see [`configure_stream`](crate::configure_stream).
 ///
 /// # Errors
-/// `Config` for no bytes or too many descriptors, `PeerLost` when nobody receives any more.
-pub fn send_fds(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>], bytes: &[u8]) -> Result<()> {
+/// `Config` for no bytes or too many descriptors, `PeerLost` when nobody receives any more, `TransferCancelled` when stopped.
+pub fn send_fds(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>], bytes: &[u8], stop: &dyn Stop) -> Result<()> {
     const OPERATION: &str = "send_fds";
     if bytes.is_empty() || fds.len() > MAX_FDS {
         let message = format!(
@@ -34,6 +35,9 @@ pub fn send_fds(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>], bytes: &[u8]) ->
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut sent = 0;
     while sent < bytes.len() {
+        if stop.stopped() {
+            return Err(stopped(OPERATION, sent as u64, bytes.len() as u64));
+        }
         let mut control = SendAncillaryBuffer::new(&mut space);
         // The descriptors ride with the first byte; what a short write leaves over goes alone.
         if sent == 0 && !fds.is_empty() {
@@ -68,7 +72,7 @@ pub fn send_fds(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>], bytes: &[u8]) ->
 ///
 /// # Errors
 /// `PeerLost` at the end of the stream, `Handshake` when the peer sent more descriptors than allowed
-/// (they are closed), `Config` for an empty buffer.
+/// (they are closed), `Capacity` when this process has no number left for one of them, `Config` for an empty buffer.
 pub fn recv_fds(socket: BorrowedFd<'_>, bytes: &mut [u8], max_fds: usize) -> Result<Option<(usize, Vec<OwnedFd>)>> {
     const OPERATION: &str = "recv_fds";
     if bytes.is_empty() || max_fds > MAX_FDS {
@@ -78,7 +82,7 @@ pub fn recv_fds(socket: BorrowedFd<'_>, bytes: &mut [u8], max_fds: usize) -> Res
             format!("a message takes at least one byte and at most {MAX_FDS} descriptors"),
         ));
     }
-    // Room for the most the kernel ever delivers: no truncation, so nothing is lost silently.
+    // Room for the most the kernel ever delivers: only a lack of numbers truncates, and that is told.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let expected = bytes.len() as u64;
@@ -101,7 +105,16 @@ pub fn recv_fds(socket: BorrowedFd<'_>, bytes: &mut [u8], max_fds: usize) -> Res
             fds.extend(rights);
         }
     }
-    if fds.len() > max_fds || message.flags.contains(ReturnFlags::CTRUNC) {
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        let text = format!(
+            "no descriptor is left: of those that came `{}` could be taken",
+            fds.len()
+        );
+        return Err(
+            Error::new(ErrorKind::Capacity, OPERATION, text).with_hint("raise the limit of open files (`ulimit -n`)")
+        );
+    }
+    if fds.len() > max_fds {
         return Err(Error::new(
             ErrorKind::Handshake,
             OPERATION,

@@ -9,6 +9,7 @@
 mod adopt;
 mod cma;
 mod copy;
+mod credentials;
 pub mod cuda;
 mod event;
 mod fds;
@@ -32,6 +33,7 @@ mod stream;
 
 pub use cma::{CMA_MAX_SPANS, CmaBatch};
 pub use copy::{CopyPath, CopyPipe, copy, copy_fence, copy_path, copy_with, gather, gather_into};
+pub use credentials::PeerCredentials;
 pub use event::EventFd;
 pub use fds::{recv_fds, send_fds};
 pub use host::{HostFacts, host_facts};

@@ -6,6 +6,17 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::stream::Stop;
+
+/// Populated between two looks at whether to stop: a fraction of a second, and whole pages of every size.
+const STEP_BYTES: usize = 1 << 30;
+
+/// Whether the kernel populates mappings when asked to.
+pub(crate) fn populates() -> bool {
+    // SAFETY: a length of zero touches nothing; the kernel only says whether it knows the advice.
+    unsafe { madvise(std::ptr::null_mut(), 0, Advice::LinuxPopulateWrite) }.is_ok()
+}
+
 /// One `mmap` of ours. Nothing hands out references into it; readers and writers go by raw copies.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -40,22 +51,29 @@ impl Mapping {
     }
 
     /// Faults every page in now, so that no transfer pays for it and a lack of memory is an error
-    /// here instead of a signal later.
-    pub(crate) fn populate(&self, writable: bool) -> Result<(), Errno> {
+    /// here instead of a signal later. `false` when told to stop before the last one.
+    pub(crate) fn populate(&self, writable: bool, stop: &dyn Stop) -> Result<bool, Errno> {
         let advice = if writable {
             Advice::LinuxPopulateWrite
         } else {
             Advice::LinuxPopulateRead
         };
-        loop {
-            // SAFETY: `base..base+len` is our own live mapping, and populating changes no content.
-            match unsafe { madvise(self.base, self.len, advice) } {
+        let mut at = 0;
+        while at < self.len {
+            if stop.stopped() {
+                return Ok(false);
+            }
+            let step = STEP_BYTES.min(self.len - at);
+            // SAFETY: the step lies in `base..base+len`, our own live mapping, and populating changes no content.
+            match unsafe { madvise(self.base.wrapping_byte_add(at), step, advice) } {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 // Kernels before 5.14 do not know the advice: pages then come on first touch.
-                Err(Errno::INVAL) => return Ok(()),
-                other => return other,
+                Err(Errno::INVAL) => return Ok(true),
+                Err(errno) => return Err(errno),
+                Ok(()) => at += step,
             }
         }
+        Ok(true)
     }
 
     /// Where the mapping starts.

@@ -2,16 +2,20 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pdkv_core::{Error, ErrorKind, Result};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
+};
 use rustix::io::Errno;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, populates};
 use crate::os::{os_error, page_bytes};
 use crate::range::check_range;
 use crate::region::{Backing, HostRegion, Shared};
 use crate::registry;
+use crate::stream::{Stop, stopped};
 
 /// Whether a pool asks for huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -56,19 +60,21 @@ impl HostRegion {
     /// # Errors
     /// As [`map_peer_at`](Self::map_peer_at).
     pub fn map_peer(fd: OwnedFd, len: u64, writable: bool) -> Result<Arc<Self>> {
-        Self::map_peer_at(fd, 0, len, writable)
+        Self::map_peer_at(fd, 0, len, writable, &AtomicBool::new(false))
     }
 
-    /// Maps `len` bytes of a peer's memfd from `fd_offset` on, every page populated now.
+    /// Maps `len` bytes of a peer's memfd from `fd_offset` on, every page populated now. `stop` is looked at between the
+    /// pages of a gibibyte and those of the next.
     ///
     /// # Errors
-    /// `Region` when the descriptor is no memfd, ends before the range, or could still be shrunk under
-    /// the mapping (which would turn a copy into a fatal signal); `Capacity` when it can't be mapped.
+    /// `Region` when the descriptor is no memfd, ends before the range, could still be shrunk under the mapping (which would
+    /// turn a copy into a fatal signal), or has not all of its pages (which would come to be, and be ours to pay for, as we
+    /// map it); `Capacity` when it can't be mapped; `TransferCancelled` when stopped.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the descriptor is consumed: the mapping outlives it"
     )]
-    pub fn map_peer_at(fd: OwnedFd, fd_offset: u64, len: u64, writable: bool) -> Result<Arc<Self>> {
+    pub fn map_peer_at(fd: OwnedFd, fd_offset: u64, len: u64, writable: bool, stop: &dyn Stop) -> Result<Arc<Self>> {
         check_range(MAP, page_bytes(), len)?;
         let size = sealed_size(&fd)?;
         let Some(end) = fd_offset.checked_add(len).filter(|&end| end <= size) else {
@@ -77,8 +83,16 @@ impl HostRegion {
         };
         let page = page_of(&fd)?;
         let (first, last) = (fd_offset - fd_offset % page, end.next_multiple_of(page));
-        let mapping = map_range(&fd, first, last - first, writable, HugePages::Never)
-            .map_err(|errno| os_error(ErrorKind::Capacity, MAP, format!("`{len}` bytes not mapped"), errno))?;
+        if populates() && !is_whole(&fd, first, end) {
+            let message =
+                format!("the memfd has not all pages of the `{len}` bytes at `{fd_offset}` that were announced");
+            return Err(Error::new(ErrorKind::Region, MAP, message));
+        }
+        let failed = |errno| os_error(ErrorKind::Capacity, MAP, format!("`{len}` bytes not mapped"), errno);
+        let mapping = Mapping::shared(fd.as_fd(), first, (last - first) as usize, writable).map_err(failed)?;
+        if !mapping.populate(writable, stop).map_err(failed)? {
+            return Err(stopped(MAP, 0, len));
+        }
         let base = mapping.base().wrapping_add((fd_offset - first) as usize);
         let backing = Backing::Mapping(mapping);
         let mut registry = registry::lock();
@@ -96,6 +110,19 @@ fn sealed_size(fd: &OwnedFd) -> Result<u64> {
     }
     let stat = fstat(fd).map_err(|errno| os_error(ErrorKind::Region, MAP, "the memfd has no size", errno))?;
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Whether the memfd has every page from `first` to `end`.
+fn is_whole(fd: &OwnedFd, first: u64, end: u64) -> bool {
+    let Ok(stat) = fstat(fd) else { return false };
+    let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+    let (size, kept) = (bytes(stat.st_size), bytes(stat.st_blocks).saturating_mul(512));
+    if kept >= size {
+        return true;
+    }
+    // Where files of huge pages have holes is not told: they say that there is none before their end.
+    let tells = page_of(fd).is_ok_and(|page| page == page_bytes());
+    tells && seek(fd, SeekFrom::Hole(first)).is_ok_and(|hole| hole >= end)
 }
 
 /// The page size a mapping of the descriptor is made of: offsets and lengths must be multiples of it,
@@ -135,7 +162,7 @@ fn map_range(fd: &OwnedFd, offset: u64, len: u64, writable: bool, huge: HugePage
     if huge == HugePages::Try {
         mapping.advise_huge();
     }
-    mapping.populate(writable)?;
+    mapping.populate(writable, &AtomicBool::new(false))?;
     Ok(mapping)
 }
 

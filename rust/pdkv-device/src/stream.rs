@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use crate::os::os_error;
 
 /// What ends a wait: looked at in between, by whoever waits.
-pub trait Stop: Sync {
+pub trait Stop {
     /// Whether to wait no longer.
     fn stopped(&self) -> bool;
 }
@@ -21,6 +21,13 @@ pub trait Stop: Sync {
 impl Stop for AtomicBool {
     fn stopped(&self) -> bool {
         self.load(Ordering::Relaxed)
+    }
+}
+
+/// A deadline.
+impl Stop for Instant {
+    fn stopped(&self) -> bool {
+        Self::now() >= *self
     }
 }
 

@@ -4,6 +4,7 @@ mod common;
 
 use std::any::Any;
 use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{Other, noise};
@@ -109,7 +110,13 @@ fn address_and_contents_stay_and_the_peers_write_is_seen() {
     let shared = region.shared().unwrap();
     assert_eq!((shared.region_offset, shared.fd_len), (0, len));
     let mut other = Other::start("the_other_process");
-    send_fds(other.socket.as_fd(), &[shared.fd], &len.to_le_bytes()).unwrap();
+    send_fds(
+        other.socket.as_fd(),
+        &[shared.fd],
+        &len.to_le_bytes(),
+        &AtomicBool::new(false),
+    )
+    .unwrap();
     assert_eq!(other.word(), 1, "the peer sees our bytes");
     let bytes = memory.bytes();
     assert!(bytes[PAGE as usize..2 * PAGE as usize] == noise(2, PAGE));

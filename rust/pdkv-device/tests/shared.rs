@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use common::{Other, noise, tell, word};
 use pdkv_core::ErrorKind;
@@ -13,6 +15,8 @@ use pdkv_device::{HostRegion, HugePages, recv_fds, send_fds};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 const BYTES: u64 = 3 << 20;
+
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// In the other process: maps what it is sent, checks it, writes into it, says so, and leaves.
 #[test]
@@ -35,7 +39,7 @@ fn with_a_peer(huge: HugePages) {
     let shared = pool.shared().unwrap();
     assert_eq!((shared.region_offset, shared.fd_len), (0, BYTES - 5));
     let mut other = Other::start("the_other_process");
-    send_fds(other.socket.as_fd(), &[shared.fd], &shared.fd_len.to_le_bytes()).unwrap();
+    send_fds(other.socket.as_fd(), &[shared.fd], &shared.fd_len.to_le_bytes(), &NEVER).unwrap();
     assert_eq!(other.word(), 1, "the peer sees our bytes");
     assert_eq!(other.word(), 1);
     let mut got = vec![0; 5000];
@@ -94,7 +98,67 @@ fn only_a_sealed_memfd_of_full_length_is_mapped() {
     for len in [0, u64::MAX, 1 << 63] {
         assert_eq!(refused(memfd(SealFlags::SHRINK), len).kind(), ErrorKind::Region);
     }
-    HostRegion::map_peer(memfd(SealFlags::SHRINK), 4097, true).unwrap();
+    let whole = memfd(SealFlags::SHRINK);
+    rustix::io::pwrite(&whole, &[1; 8192], 0).unwrap();
+    HostRegion::map_peer(whole, 4097, true).unwrap();
+}
+
+/// A sealed memfd that has only the pages in `kept` of `len` bytes.
+fn sparse(len: u64, kept: &[std::ops::Range<u64>]) -> OwnedFd {
+    let fd = memfd_create("sparse", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, len).unwrap();
+    for range in kept {
+        rustix::io::pwrite(&fd, &vec![1; (range.end - range.start) as usize], range.start).unwrap();
+    }
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    fd
+}
+
+#[test]
+fn pages_that_a_peer_has_not_are_not_made_for_it() {
+    // More than this machine has: were it populated, this process would be gone.
+    const LEN: u64 = 1 << 40;
+    let fd = sparse(LEN, &[0..8192, LEN - 4096..LEN]);
+    let look = fd.try_clone().unwrap();
+    let map = |offset, len| HostRegion::map_peer_at(fd.try_clone().unwrap(), offset, len, true, &NEVER);
+    for (offset, len) in [(0, 8193), (4096, 8192), (LEN - 4097, 4097), (1 << 39, 4096), (0, LEN)] {
+        let error = map(offset, len).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Region, "{offset} {len}");
+        assert!(error.message().contains("not all pages"), "{error}");
+    }
+    // What is there can be had, wherever it lies.
+    map(0, 8192).unwrap();
+    map(5000, 3000).unwrap();
+    map(LEN - 4096, 4096).unwrap();
+    let kept = rustix::fs::fstat(&look).unwrap().st_blocks * 512;
+    assert_eq!(kept, 3 * 4096, "pages came to be");
+}
+
+#[test]
+fn a_mapping_that_is_told_to_stop_is_none() {
+    let pool = HostRegion::allocate(8192, HugePages::Never).unwrap();
+    let fd = pool.shared().unwrap().fd.try_clone_to_owned().unwrap();
+    let error = HostRegion::map_peer_at(fd, 0, 8192, true, &Instant::now()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TransferCancelled);
+}
+
+#[test]
+fn descriptors_for_somebody_who_takes_none_are_sent_no_longer_than_allowed() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    pdkv_device::configure_stream(ours.as_fd(), Duration::from_millis(1)).unwrap();
+    let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();
+    let fd = pool.shared().unwrap().fd;
+    let send = |_| {
+        send_fds(
+            ours.as_fd(),
+            &[fd],
+            &[0; 512],
+            &(Instant::now() + Duration::from_millis(100)),
+        )
+        .err()
+    };
+    let error = (0..100_000).find_map(send);
+    assert_eq!(error.unwrap().kind(), ErrorKind::TransferCancelled);
 }
 
 #[test]
@@ -134,7 +198,7 @@ fn a_part_is_mapped_from_its_own_offset() {
         let shared = inner.shared().unwrap();
         assert_eq!((shared.fd_offset, shared.region_offset, shared.fd_len), (5100, 0, 9000));
         let fd = shared.fd.try_clone_to_owned().unwrap();
-        let view = HostRegion::map_peer_at(fd, shared.fd_offset, shared.fd_len, true).unwrap();
+        let view = HostRegion::map_peer_at(fd, shared.fd_offset, shared.fd_len, true, &NEVER).unwrap();
         let mut got = vec![0; 9000];
         view.read_at(0, &mut got).unwrap();
         assert!(got == noise(1, 14_100)[5100..]);
@@ -146,7 +210,7 @@ fn a_part_is_mapped_from_its_own_offset() {
         let fd = inner.shared().unwrap().fd.try_clone_to_owned().unwrap();
         let (start, beyond) = (inner.shared().unwrap().fd_offset, 4 * BYTES);
         for (offset, len) in [(start, beyond), (beyond, 1), (u64::MAX, 1)] {
-            let error = HostRegion::map_peer_at(fd.try_clone().unwrap(), offset, len, true).unwrap_err();
+            let error = HostRegion::map_peer_at(fd.try_clone().unwrap(), offset, len, true, &NEVER).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Region);
         }
     }
@@ -179,21 +243,21 @@ fn descriptors_beyond_what_is_expected_are_refused_and_closed() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let pool = HostRegion::allocate(4096, HugePages::Never).unwrap();
     let fd = pool.shared().unwrap().fd;
-    send_fds(ours.as_fd(), &[fd, fd, fd], b"three").unwrap();
+    send_fds(ours.as_fd(), &[fd, fd, fd], b"three", &NEVER).unwrap();
     let mut bytes = [0; 16];
     let error = recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Handshake);
-    send_fds(ours.as_fd(), &[fd, fd], b"two").unwrap();
+    send_fds(ours.as_fd(), &[fd, fd], b"two", &NEVER).unwrap();
     let (count, fds) = recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().unwrap();
     assert_eq!((&bytes[..count], fds.len()), (&b"two"[..], 2));
-    send_fds(ours.as_fd(), &[], b"none").unwrap();
+    send_fds(ours.as_fd(), &[], b"none", &NEVER).unwrap();
     assert!(recv_fds(theirs.as_fd(), &mut bytes, 2).unwrap().unwrap().1.is_empty());
     assert_eq!(
-        send_fds(ours.as_fd(), &[fd], b"").unwrap_err().kind(),
+        send_fds(ours.as_fd(), &[fd], b"", &NEVER).unwrap_err().kind(),
         ErrorKind::Config
     );
     assert_eq!(
-        send_fds(ours.as_fd(), &[fd; 254], b"x").unwrap_err().kind(),
+        send_fds(ours.as_fd(), &[fd; 254], b"x", &NEVER).unwrap_err().kind(),
         ErrorKind::Config
     );
     theirs.set_nonblocking(true).unwrap();

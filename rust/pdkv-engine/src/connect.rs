@@ -1,9 +1,10 @@
 //! Connecting to a peer: dial, handshake, find every way into the peer's memory, map what can be
-//! mapped. All of it in the calling thread and before the caller can transfer anything; dial and
-//! handshake under one deadline, each step of the mapping under its own.
+//! mapped. All of it in the calling thread, before the caller can transfer anything, and under one deadline: what
+//! isn't mapped by then is mapped in the background, or by whoever wants it first.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
+use std::net::{TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use pdkv_core::node::Role;
 use pdkv_core::session::{Connecting, Established};
 use pdkv_core::wire::{self, Advertise, FrameDecoder, Hello, MAX_FRAME, RegionAdvert, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Process;
+use pdkv_device::{Process, Stop};
 
 use crate::channel::Channel;
 use crate::config::TransportKind;
 use crate::dial::{TcpDial, dial, pipe_dial, stream_dial};
+use crate::door::LocalDoor;
 use crate::engine::inproc_engine;
 use crate::link::PeerLink;
-use crate::local::LocalDoor;
 use crate::peer::Peer;
 use crate::reader::Reader;
 use crate::remote::Remote;
@@ -35,6 +36,9 @@ use crate::transport::{Link, Way};
 const WHO_LISTENS: &str =
     "is it a pdkv engine that listens there? `engine.address` tells, and a bench producer is none";
 
+/// How long one look at the socket takes at most.
+const SLICE: Duration = Duration::from_millis(50);
+
 /// Connects, or says why not before `timeout` is over.
 pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) -> Result<Peer> {
     shared.check_open("connect")?;
@@ -47,7 +51,8 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
                 .with_hint("copies within one engine need no transport"),
         );
     }
-    let (link, lanes) = find_ways(shared, address, &established);
+    let near = reach_host(shared, &established, &stream, deadline);
+    let (link, lanes) = find_ways(shared, address, &established, near);
     let link = Arc::new(link);
     let adverts = Advertise {
         regions: established.remote.regions.clone(),
@@ -78,7 +83,10 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
     shared.waker.wake().map_err(broken)?;
     // The heartbeat runs by now: mapping much memory takes longer than a peer's patience.
     if !unmapped.is_empty() {
-        link.map(&unmapped);
+        link.map(&unmapped, &|| deadline.stopped());
+        if deadline.stopped() {
+            link.map_later(shared, unmapped);
+        }
     }
     if let Some(lanes) = lanes {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -103,10 +111,16 @@ fn shake_hands(shared: &Shared, mut stream: &TcpStream, deadline: Instant) -> Re
     let mut hello = hello_of(shared);
     getrandom::fill(&mut hello.attempt).map_err(no_random)?;
     let attempt = Connecting::new(shared.clock.now(), hello, left());
-    stream
-        .set_write_timeout(Some(left().max(Duration::from_millis(1))))
-        .map_err(broken)?;
-    stream.write_all(&wire::encode(&attempt.hello())?).map_err(broken)?;
+    // However slowly it is taken.
+    stream.set_write_timeout(Some(SLICE)).map_err(broken)?;
+    pdkv_device::send_exact(stream.as_fd(), &wire::encode(&attempt.hello())?, &deadline).map_err(
+        |error| match error.kind() {
+            ErrorKind::TransferCancelled => attempt.timed_out(),
+            _ => Error::new(ErrorKind::PeerUnreachable, "connect", "the connection broke")
+                .with_hint(WHO_LISTENS)
+                .with_source(error),
+        },
+    )?;
     let mut decoder = FrameDecoder::before_hello();
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -171,7 +185,12 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 
 /// Tries every configured transport and keeps the reasons against those that don't work.
 /// What takes an exchange with the peer is left for later: then the heartbeat runs.
-fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> (PeerLink, Option<Arc<UcxLink>>) {
+fn find_ways(
+    shared: &Arc<Shared>,
+    address: &str,
+    established: &Established,
+    near: Near,
+) -> (PeerLink, Option<Arc<UcxLink>>) {
     let remote = &established.remote;
     // A process can't lend memory of a GPU to itself, so `cuda` needs to know too.
     let kinds = shared.config.kinds();
@@ -181,15 +200,14 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     } else {
         None
     };
-    let door = local_door(established);
-    let process = reach_process(established, door.as_ref());
+    let Near { door, process } = near;
     let key = shared.new_peer_key();
     let mut ways = Vec::new();
     let mut direct = Vec::new();
     let (mut gpu, mut lanes) = (None, None);
     for &kind in shared.config.kinds() {
         let link: Result<Arc<dyn Link>, String> = match kind {
-            TransportKind::Cuda => GpuLink::new(shared, inproc.is_some(), door.as_ref()).map(|link| {
+            TransportKind::Cuda => GpuLink::new(shared, inproc.is_some(), &door).map(|link| {
                 gpu = Some(Arc::clone(&link));
                 link as Arc<dyn Link>
             }),
@@ -198,7 +216,7 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
                 key,
                 address,
                 established,
-                door.as_ref(),
+                door.as_ref().ok(),
                 process.is_err(),
             )),
             TransportKind::Ucx => {
@@ -208,7 +226,7 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
                     link as Arc<dyn Link>
                 })
             }
-            _ => one_sided(shared, kind, inproc.is_some(), door.as_ref(), &process).map(|link| {
+            _ => one_sided(shared, kind, inproc.is_some(), &door, &process).map(|link| {
                 direct.push(Arc::clone(&link));
                 link as Arc<dyn Link>
             }),
@@ -223,7 +241,7 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
         direct,
         gpu,
         pipes: pipe_dial(shared, address, established),
-        door,
+        door: door.ok(),
         inproc,
         lost: AtomicBool::new(false),
         cause: Mutex::new(None),
@@ -231,56 +249,79 @@ fn find_ways(shared: &Arc<Shared>, address: &str, established: &Established) -> 
     (link, lanes)
 }
 
-/// Whether both ends were booted together; only a reason to try, never a proof.
-fn same_host(established: &Established) -> bool {
-    let here = pdkv_device::host_facts().boot_id;
-    !here.is_empty() && here == established.remote.host.boot_id
+/// What the kernel grants of a peer on this host, or why it doesn't.
+struct Near {
+    door: Result<LocalDoor, String>,
+    process: Result<Arc<Process>, String>,
 }
 
-/// The peer's local socket, when it is there and the kernel says that the peer is on this host.
-fn local_door(established: &Established) -> Option<LocalDoor> {
-    let name = &established.remote.host.local_socket;
-    let same_boot = same_host(established);
-    let door = LocalDoor {
-        name: name.clone(),
-        token: established.token,
+/// Finds out what there is of the peer on this host, within the time that the caller has.
+fn reach_host(shared: &Shared, established: &Established, stream: &TcpStream, deadline: Instant) -> Near {
+    let door = local_door(shared, established, stream, deadline);
+    let process = door.as_ref().map_err(Clone::clone);
+    let process = process.and_then(|door| reach_process(established, door));
+    Near { door, process }
+}
+
+/// Whether the other end of a connection has an address of this host: what a peer says of itself is no proof that it is here.
+fn ends_here(stream: &TcpStream) -> bool {
+    let Ok(mut address) = stream.peer_addr() else {
+        return false;
     };
-    (same_boot && !name.is_empty() && door.peer_pid().is_some()).then_some(door)
+    address.set_port(0);
+    let elsewhere = |error: std::io::Error| error.kind() == std::io::ErrorKind::AddrNotAvailable;
+    !UdpSocket::bind(address).is_err_and(elsewhere)
 }
 
-/// Proves that the kernel lets us read that very process: names and ids fool in containers, so the
-/// proof is a nonce read from where the peer says it keeps it.
-fn reach_process(established: &Established, door: Option<&LocalDoor>) -> Result<Arc<Process>, String> {
-    let host = &established.remote.host;
-    if !same_host(established) {
-        return Err("the peer is on another host".to_owned());
+/// The peer's local socket, when the kernel says that the peer is on this host.
+fn local_door(
+    shared: &Shared,
+    established: &Established,
+    stream: &TcpStream,
+    deadline: Instant,
+) -> Result<LocalDoor, String> {
+    let (here, host) = (pdkv_device::host_facts().boot_id, &established.remote.host);
+    if here.is_empty() || here != host.boot_id || !ends_here(stream) {
+        return Err("the peer is on another host, or has a network of its own".to_owned());
     }
-    let probe = host.probe.ok_or("the peer offers no probe")?;
-    let candidates = [door.and_then(LocalDoor::peer_pid), Some(host.pid)];
-    let mut reason = "the peer's process can't be found".to_owned();
-    for pid in candidates.into_iter().flatten() {
-        let read = Process::open(pid).and_then(|process| Ok((process.probe(probe.address, &probe.nonce)?, process)));
-        match read {
-            Ok((true, process)) => return Ok(Arc::new(process)),
-            Ok((false, _)) => reason = format!("process `{pid}` is not the peer (another PID namespace?)"),
-            Err(error) => error.message().clone_into(&mut reason),
-        }
+    if host.local_socket.is_empty() {
+        return Err("the peer has no local socket".to_owned());
     }
-    Err(reason)
+    if shared.local_name.as_ref() == Some(&host.local_socket) {
+        return Err("the peer names our own local socket as its own".to_owned());
+    }
+    let found = LocalDoor::find(&host.local_socket, established.token, &|| deadline.stopped());
+    found.map_err(|error| error.message().to_owned())
+}
+
+/// Proves that the kernel lets us read that very process: names and ids fool in containers, so the proof is a nonce
+/// read from where the peer says it keeps it. Which process it is, the kernel says, never the peer: it could name any that
+/// has such bytes at such a place.
+fn reach_process(established: &Established, door: &LocalDoor) -> Result<Arc<Process>, String> {
+    let probe = established.remote.host.probe.ok_or("the peer offers no probe")?;
+    let pid = door.pid();
+    let read = Process::open(pid).and_then(|process| Ok((process.probe(probe.address, &probe.nonce)?, process)));
+    match read {
+        Ok((true, process)) => Ok(Arc::new(process)),
+        Ok((false, _)) => Err(format!("process `{pid}` is not the peer")),
+        Err(error) => Err(error.message().to_owned()),
+    }
 }
 
 fn one_sided(
     shared: &Arc<Shared>,
     kind: TransportKind,
     same_process: bool,
-    door: Option<&LocalDoor>,
+    door: &Result<LocalDoor, String>,
     process: &Result<Arc<Process>, String>,
 ) -> Result<Arc<OneSided>, String> {
     let (detail, process) = match kind {
         TransportKind::Inproc if !same_process => return Err("the peer is another process".to_owned()),
         TransportKind::Inproc => ("same process".to_owned(), None),
-        TransportKind::Shm if door.is_none() => return Err("the peer's local socket can't be reached".to_owned()),
-        TransportKind::Shm => ("shared mapping".to_owned(), process.clone().ok()),
+        TransportKind::Shm => {
+            door.as_ref().map_err(Clone::clone)?;
+            ("shared mapping".to_owned(), process.clone().ok())
+        }
         _ => {
             let process = process.clone()?;
             (
@@ -293,6 +334,7 @@ fn one_sided(
         kind,
         detail,
         process,
+        door.as_ref().ok().cloned(),
         Arc::clone(&shared.movers),
     )))
 }
@@ -321,8 +363,8 @@ fn tcp_link(
 }
 
 impl Dial for LocalDoor {
-    fn open(&self) -> Result<Socket> {
-        Socket::new(self.stream()?)
+    fn open(&self, stop: &dyn Stop) -> Result<Socket> {
+        Socket::new(self.stream(&|| stop.stopped())?)
     }
 }
 

@@ -5,11 +5,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pdkv_core::session::{Established, features};
 use pdkv_core::wire::{self, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Stop;
 use rustix::io::Errno;
 
 use crate::config::resolve;
@@ -46,6 +48,12 @@ fn no_stream(address: &str, error: std::io::Error) -> Error {
         .with_source(error)
 }
 
+/// Whether nothing came for as long as a socket waits.
+fn is_silence(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
+}
+
 /// How to open a stream of the session that is not for data.
 pub(crate) type StreamDial = Arc<dyn Fn() -> Result<TcpStream> + Send + Sync>;
 
@@ -56,7 +64,7 @@ pub(crate) fn stream_dial(
     purpose: StreamPurpose,
 ) -> StreamDial {
     let dial = TcpDial::new(shared, address, established, purpose);
-    Arc::new(move || dial.stream())
+    Arc::new(move || dial.stream(&NEVER))
 }
 
 /// How to open a pipe; `None` when the peer wouldn't know what the stream is for.
@@ -72,6 +80,10 @@ pub(crate) struct TcpDial {
 
 /// What the owner answers to a stream's hello before it serves it.
 pub(crate) const STREAM_READY: u8 = 0xA5;
+/// How long one look at an open stream takes at most.
+const SLICE: Duration = Duration::from_millis(50);
+/// For streams that are opened for nobody who could give up.
+static NEVER: AtomicBool = AtomicBool::new(false);
 /// Time to open one more data stream.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -88,15 +100,27 @@ impl TcpDial {
         }
     }
 
-    /// A stream that the owner has taken on.
-    fn stream(&self) -> Result<TcpStream> {
+    /// A stream that the owner has taken on, unless told to stop before.
+    fn stream(&self, stop: &dyn Stop) -> Result<TcpStream> {
         let stream = dial(&self.address, Instant::now() + STREAM_TIMEOUT)?;
         (&stream)
             .write_all(&wire::encode(&Message::StreamHello(self.hello))?)
             .map_err(broken)?;
-        stream.set_read_timeout(Some(STREAM_TIMEOUT)).map_err(broken)?;
         let mut ready = [0];
-        (&stream).read_exact(&mut ready).map_err(broken)?;
+        stream.set_read_timeout(Some(SLICE)).map_err(broken)?;
+        let until = Instant::now() + STREAM_TIMEOUT;
+        loop {
+            match (&stream).read_exact(&mut ready) {
+                Ok(()) => break,
+                Err(error) if !is_silence(&error) || until.stopped() => return Err(broken(error)),
+                Err(_) if stop.stopped() => {
+                    let text = "stopped before the stream was open";
+                    return Err(Error::new(ErrorKind::TransferCancelled, "data stream", text));
+                }
+                Err(_) => {}
+            }
+        }
+        stream.set_read_timeout(Some(STREAM_TIMEOUT)).map_err(broken)?;
         if ready[0] != STREAM_READY {
             return Err(Error::new(
                 ErrorKind::Handshake,
@@ -109,8 +133,8 @@ impl TcpDial {
 }
 
 impl Dial for TcpDial {
-    fn open(&self) -> Result<Socket> {
-        Socket::new(OwnedFd::from(self.stream()?))
+    fn open(&self, stop: &dyn Stop) -> Result<Socket> {
+        Socket::new(OwnedFd::from(self.stream(stop)?))
     }
 }
 

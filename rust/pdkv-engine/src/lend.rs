@@ -4,17 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pdkv_core::id::{PeerKey, RegionId};
+use pdkv_core::id::RegionId;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::{DeviceMapping, DeviceRegion, Gpu, Handle, Laying, SharedExtent};
 
-use crate::local::{Ask, FDS, LocalDoor, asked_for, refuse, send, word};
+use crate::door::LocalDoor;
+use crate::local::{Ask, Asker, FDS, refuse, word};
 use crate::reply::Reply;
-use crate::shared::Shared;
 use crate::view::lasts;
 
 /// What comes before a group of extents: the region's id, how many there are, and the bytes of the reason when there are none.
@@ -184,33 +183,33 @@ fn encode(extent: &SharedExtent, out: &mut Vec<u8>) {
 }
 
 /// Lends the regions of our GPUs that the peer asks for.
-pub(crate) fn lend(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
-    for id in asked_for(stream)? {
-        let Ok(region) = shared.registry.region_for(peer, id) else {
+pub(crate) fn lend(asker: &Asker<'_>) -> Result<()> {
+    for id in asker.wanted()? {
+        let Ok(region) = asker.shared.registry.region_for(asker.peer, id) else {
             continue;
         };
-        lend_region(stream, id, region.memory.device().map(|device| &**device))?;
+        lend_region(asker, id, region.memory.device().map(|device| &**device))?;
     }
-    send_head(stream, END, 0, "")
+    send_head(asker, END, 0, "")
 }
 
-fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>) -> Result<()> {
+fn lend_region(asker: &Asker<'_>, id: RegionId, region: Option<&DeviceRegion>) -> Result<()> {
     let Some(region) = region else {
-        return send_head(stream, id.0, 0, "it is memory of the host");
+        return send_head(asker, id.0, 0, "it is memory of the host");
     };
     // Names are of what is there now.
     if let Err(error) = region.still_there() {
-        return send_refusal(stream, id, &error);
+        return send_refusal(asker, id, &error);
     }
     let mut offset = 0;
     while offset < region.len() {
         // Exported for each who asks, a group at a time: descriptors that nobody takes are not kept.
         let group = match region.share_from(offset, FDS) {
             Ok(group) if !group.is_empty() => group,
-            Ok(_) => return send_head(stream, id.0, 0, "its allocations can't be told"),
-            Err(error) => return send_refusal(stream, id, &error),
+            Ok(_) => return send_head(asker, id.0, 0, "its allocations can't be told"),
+            Err(error) => return send_refusal(asker, id, &error),
         };
-        send_head(stream, id.0, group.len() as u64, "")?;
+        send_head(asker, id.0, group.len() as u64, "")?;
         let mut bytes = Vec::with_capacity(group.len() * EXTENT);
         let mut fds = Vec::new();
         for extent in &group {
@@ -220,18 +219,18 @@ fn lend_region(stream: &UnixStream, id: RegionId, region: Option<&DeviceRegion>)
             }
             offset = extent.region_offset + extent.len;
         }
-        pdkv_device::send_fds(stream.as_fd(), &fds, &bytes)?;
+        asker.send(&bytes, &fds)?;
     }
     Ok(())
 }
 
 /// Says why a region can't be lent: never, or not now, when a call of the driver has failed that may go well the next time.
-pub(crate) fn send_refusal(stream: &UnixStream, id: RegionId, error: &Error) -> Result<()> {
+pub(crate) fn send_refusal(asker: &Asker<'_>, id: RegionId, error: &Error) -> Result<()> {
     let extents = if lasts(error) { 0 } else { NOT_NOW };
-    send_head(stream, id.0, extents, error.message())
+    send_head(asker, id.0, extents, error.message())
 }
 
-pub(crate) fn send_head(stream: &UnixStream, id: u64, extents: u64, reason: &str) -> Result<()> {
+pub(crate) fn send_head(asker: &Asker<'_>, id: u64, extents: u64, reason: &str) -> Result<()> {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
@@ -241,5 +240,5 @@ pub(crate) fn send_head(stream: &UnixStream, id: u64, extents: u64, reason: &str
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes.extend_from_slice(&reason.as_bytes()[..end]);
-    send(stream, &bytes)
+    asker.send(&bytes, &[])
 }

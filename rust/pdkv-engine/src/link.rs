@@ -1,7 +1,6 @@
 //! Our way into one peer: the transports that reach it and what it advertised, shared by all handles
 //! on the peer and by the progress thread.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -11,7 +10,8 @@ use pdkv_core::wire::{Advertise, Message, Ping, RegionAdvert};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::dial::StreamDial;
-use crate::local::LocalDoor;
+use crate::door::LocalDoor;
+use crate::mapping::map_open;
 use crate::remote::{ANSWER_WAIT, BRIEF_WAIT, Remote, RemoteCache, RemoteRegion};
 use crate::shared::Shared;
 use crate::transport::Way;
@@ -128,6 +128,9 @@ impl PeerLink {
             .expect("no holder panics")
             .get_or_insert_with(|| error.clone());
         self.lost.store(true, Ordering::Release);
+        if let Some(door) = &self.door {
+            door.shut();
+        }
         for way in &self.ways {
             if let Ok(link) = &way.link {
                 link.shut_down();
@@ -139,14 +142,15 @@ impl PeerLink {
     /// Takes in newly registered memory of the peer; shared parts are mapped in the background.
     pub(crate) fn learn(self: &Arc<Self>, shared: &Arc<Shared>, advertise: &Advertise) {
         let unmapped = self.note(advertise);
-        if unmapped.is_empty() {
-            return;
-        }
-        let (link, regions) = (Arc::clone(self), unmapped.clone());
-        if let Err(error) = shared.movers.task(move || link.map(&regions)) {
-            for region in unmapped {
-                region.settle(Err(error.message().to_owned()));
-            }
+        self.map_later(shared, unmapped);
+    }
+
+    /// Has these regions mapped in the background. What isn't is mapped by whoever wants it.
+    pub(crate) fn map_later(self: &Arc<Self>, shared: &Arc<Shared>, regions: Vec<Arc<RemoteRegion>>) {
+        if !regions.is_empty() {
+            let link = Arc::clone(self);
+            // Without a thread now there may be one then.
+            let _ = shared.movers.task(move || link.map(&regions, &|| false));
         }
     }
 
@@ -187,31 +191,12 @@ impl PeerLink {
         RemoteRegion::new(advert.id, advert.len, advert.base_address, advert.raw_access, shared)
     }
 
-    /// Maps these regions for our processors and GPUs. Blocks on the peer's local socket.
-    pub(crate) fn map(&self, regions: &[Arc<RemoteRegion>]) {
+    /// Maps these regions for our processors and GPUs, unless told to stop. Blocks on the peer's local socket.
+    pub(crate) fn map(&self, regions: &[Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) {
         let (lent, regions): (Vec<_>, Vec<_>) = regions.iter().cloned().partition(|region| region.is_device());
-        if !regions.is_empty() {
-            self.map_shared(&regions);
-        }
+        map_open(self.door.as_ref(), &regions, stopped);
         if let Some(gpu) = &self.gpu {
-            gpu.prefetch(&lent);
-        }
-    }
-
-    fn map_shared(&self, regions: &[Arc<RemoteRegion>]) {
-        let wanted: Vec<_> = regions.iter().map(|region| (region.id, region.len)).collect();
-        let outcome = match &self.door {
-            Some(door) => door.map(&wanted).map_err(|error| error.to_string()),
-            None => Err("the peer's local socket can't be reached".to_owned()),
-        };
-        let mut mapped = outcome.map(|list| list.into_iter().collect::<BTreeMap<_, _>>());
-        for region in regions {
-            region.settle(match &mut mapped {
-                Ok(found) => found
-                    .remove(&region.id)
-                    .ok_or_else(|| "the peer handed out no descriptor".to_owned()),
-                Err(reason) => Err(reason.clone()),
-            });
+            gpu.prefetch(&lent, stopped);
         }
     }
 }

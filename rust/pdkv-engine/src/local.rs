@@ -1,42 +1,47 @@
 //! The Unix-domain side door for peers on the same host: descriptors of shared pools, names of GPUs' memory, and
-//! data streams where nothing better is allowed.
+//! data streams where nothing better is allowed. This is the owner's side; [`door`](crate::door) is the other.
 //!
 //! The socket's name is abstract and random, the kernel vouches for the user at the other end, and
 //! the session token (told over the control channel) vouches for the session.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use pdkv_core::id::{PeerKey, RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::HostRegion;
+use pdkv_device::{PeerCredentials, Stop};
 
+use crate::door::END;
 use crate::lend::lend;
 use crate::look::look;
-use crate::remote::Mapped;
-use crate::reply::Reply;
 use crate::shared::Shared;
 use crate::suspect::Writer;
 use crate::transport::tcp::{Socket, serve_stream};
 
-const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
-const HELLO: usize = 24;
+pub(crate) const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
+pub(crate) const HELLO: usize = 24;
+pub(crate) const NAME_PREFIX: &str = "pdkv-";
+/// Random bytes of a name, which are written as twice as many hexadecimal digits.
+pub(crate) const NAME_RANDOM: usize = 16;
 /// Descriptors in one message; the kernel allows 253.
 pub(crate) const FDS: usize = 64;
 /// Regions one question may name.
 const MAX_WANTED: usize = 1 << 16;
 /// An entry of an answer: region, where in it the shared part begins, how long that is, and where in
 /// the descriptor it begins.
-const ENTRY: usize = 32;
-/// What follows the last entry.
-const END: [u8; 1] = [0xE0];
-/// How long a step on this socket may take; the other end is a thread on this host.
-const STEP: Duration = Duration::from_secs(5);
+pub(crate) const ENTRY: usize = 32;
+/// How long one look at the socket takes at most.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+/// How long a peer may take to say what it wants, all of it.
+const ASKING: Duration = Duration::from_secs(10);
+/// How long it may take to take the answer, which it maps as it comes. Who needs longer asks again for the rest.
+const TAKING: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
@@ -48,160 +53,106 @@ pub(crate) enum Ask {
     Look = 3,
 }
 
-/// Where a peer on this host listens.
-#[derive(Clone)]
-pub(crate) struct LocalDoor {
-    pub(crate) name: String,
-    pub(crate) token: SessionToken,
-}
-
 /// Listens under a fresh random name. `None` where the system allows no such socket.
 pub(crate) fn listen() -> Option<(UnixListener, String)> {
-    let mut random = [0_u8; 16];
+    let mut random = [0_u8; NAME_RANDOM];
     getrandom::fill(&mut random).ok()?;
-    let name = format!("pdkv-{}", pdkv_core::hex::encode(&random));
+    let name = format!("{NAME_PREFIX}{}", pdkv_core::hex::encode(&random));
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).ok()?).ok()?;
     listener.set_nonblocking(true).ok()?;
     Some((listener, name))
 }
 
-impl LocalDoor {
-    pub(crate) fn open(&self, ask: Ask) -> Result<UnixStream> {
-        let fail = |error: std::io::Error| {
-            Error::new(
-                ErrorKind::PeerUnreachable,
-                "local socket",
-                "the peer's local socket can't be reached",
-            )
-            .with_hint("it needs the same host, network namespace and user")
-            .with_source(error)
-        };
-        let address = SocketAddr::from_abstract_name(&self.name).map_err(fail)?;
-        let stream = UnixStream::connect_addr(&address).map_err(fail)?;
-        bound(&stream)?;
-        let mut hello = [0; HELLO];
-        hello[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        hello[4] = ask as u8;
-        hello[8..24].copy_from_slice(self.token.as_bytes());
-        send(&stream, &hello)?;
-        Ok(stream)
-    }
+/// A peer that has asked something. What counts is how long it is waited for, not how long we take to find an answer.
+pub(crate) struct Asker<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) peer: PeerKey,
+    stream: UnixStream,
+    /// Until when it is waited for at this moment.
+    until: Cell<Instant>,
+    /// How long it may still be waited for while it takes the answer.
+    left: Cell<Duration>,
+}
 
-    /// The process at the other end, as the kernel numbers it here.
-    pub(crate) fn peer_pid(&self) -> Option<u32> {
-        let address = SocketAddr::from_abstract_name(&self.name).ok()?;
-        let stream = UnixStream::connect_addr(&address).ok()?;
-        let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-        u32::try_from(credentials.pid.as_raw_pid()).ok()
+impl Stop for Asker<'_> {
+    fn stopped(&self) -> bool {
+        self.shared.halted.load(Ordering::Acquire) || self.until.get().stopped()
     }
+}
 
-    /// A data stream to the peer.
-    pub(crate) fn stream(&self) -> Result<OwnedFd> {
-        Ok(self.open(Ask::Stream)?.into())
-    }
-
-    /// Asks for regions; the answer is yet to be read.
-    pub(crate) fn question<'a>(
-        &self,
-        ask: Ask,
-        wanted: &[(RegionId, u64)],
-        stopped: &'a dyn Fn() -> bool,
-    ) -> Result<Reply<'a>> {
-        let stream = self.open(ask)?;
-        let mut question = Vec::with_capacity(4 + wanted.len() * 8);
-        question.extend_from_slice(&(wanted.len() as u32).to_le_bytes());
-        for (id, _) in wanted {
-            question.extend_from_slice(&id.0.to_le_bytes());
+impl Asker<'_> {
+    /// The regions that it asks for, each once, however often it is named.
+    ///
+    /// # Errors
+    /// `Handshake` when they are too many, `TransferCancelled` when it does not say in time.
+    pub(crate) fn wanted(&self) -> Result<BTreeSet<RegionId>> {
+        let mut count = [0; 4];
+        pdkv_device::recv_exact(self.stream.as_fd(), &mut count, self)?;
+        let count = u32::from_le_bytes(count) as usize;
+        if count > MAX_WANTED {
+            return Err(refuse("too many regions are asked for"));
         }
-        send(&stream, &question)?;
-        Ok(Reply::new(stream, stopped))
+        let mut ids = vec![0; count * 8];
+        pdkv_device::recv_exact(self.stream.as_fd(), &mut ids, self)?;
+        Ok(ids.chunks_exact(8).map(|id| RegionId(word(id, 0))).collect())
     }
 
-    /// Maps the shared parts of these regions, populated, ready to read and write.
-    pub(crate) fn map(&self, wanted: &[(RegionId, u64)]) -> Result<Vec<(RegionId, Mapped)>> {
-        let mut reply = self.question(Ask::Regions, wanted, &|| false)?;
-        let mut sizes: BTreeMap<RegionId, u64> = wanted.iter().copied().collect();
-        let mut found = Vec::with_capacity(wanted.len());
-        let mut answer = vec![0; FDS * ENTRY];
-        loop {
-            let (count, fds) = reply.piece(&mut answer)?;
-            if answer[..count] == END {
-                break;
-            }
-            if count != fds.len() * ENTRY {
-                return Err(refuse("descriptors and entries don't match"));
-            }
-            for (entry, fd) in answer[..count].chunks_exact(ENTRY).zip(fds) {
-                let (id, region_offset, len) = (RegionId(word(entry, 0)), word(entry, 8), word(entry, 16));
-                // Each once: an owner can't keep us here for ever, nor fill our address space.
-                let size = sizes
-                    .remove(&id)
-                    .ok_or_else(|| refuse("a region came that was not asked for"))?;
-                if region_offset.checked_add(len).is_some_and(|end| end <= size) {
-                    let memory = HostRegion::map_peer_at(fd, word(entry, 24), len, true)?;
-                    let memory = memory.into();
-                    found.push((id, Mapped { memory, region_offset }));
-                }
-            }
-        }
-        Ok(found)
+    /// Sends a piece of the answer, with the descriptors that ride beside it.
+    ///
+    /// # Errors
+    /// `TransferCancelled` when it does not take the answer in time, `PeerLost`.
+    pub(crate) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let start = Instant::now();
+        self.until.set(start + self.left.get());
+        pdkv_device::send_fds(self.stream.as_fd(), fds, bytes, self)?;
+        self.left.set(self.left.get().saturating_sub(start.elapsed()));
+        Ok(())
     }
 }
 
 /// Answers one connection on the local socket. Blocks, so it runs on a thread of its own.
 pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
-    let credentials = rustix::net::sockopt::socket_peercred(&stream)
-        .map_err(|error| refuse("the kernel names no user for the peer").with_source(std::io::Error::from(error)))?;
-    let pid = u32::try_from(credentials.pid.as_raw_pid()).unwrap_or(0);
-    let ours = rustix::process::geteuid();
-    if credentials.uid != ours && !credentials.uid.is_root() {
+    let who = PeerCredentials::of(stream.as_fd())?;
+    if !who.is_ours_or_root() {
         return Err(refuse("the peer runs as another user"));
     }
-    bound(&stream)?;
+    pdkv_device::configure_stream(stream.as_fd(), SLICE)?;
+    let until = Instant::now() + ASKING;
     let mut hello = [0; HELLO];
-    receive(&stream, &mut hello)?;
+    pdkv_device::recv_exact(stream.as_fd(), &mut hello, &until)?;
     let token = SessionToken::from_slice(&hello[8..24]).filter(|_| hello[0..4] == MAGIC.to_le_bytes());
     let peer = token
         .and_then(|token| shared.peer_of_token(token))
         .ok_or_else(|| refuse("the token is of no session"))?;
-    match hello[4] {
-        ask @ (0 | 2) => {
-            // Whoever maps our memory can write it at any time, until it is gone.
-            if !shared.watch_writer(peer, || Writer::process(pid)) {
-                return Err(refuse("the peer's process can't be watched from here"));
-            }
-            if ask == 0 {
-                give_regions(shared, peer, &stream)
-            } else {
-                lend(shared, peer, &stream)
-            }
-        }
-        3 => look(shared, peer, &stream),
-        1 => serve_stream(shared, peer, Socket::new(stream.into())?),
+    let ask = hello[4];
+    if ask == Ask::Stream as u8 {
+        return serve_stream(shared, peer, Socket::new(stream.into())?);
+    }
+    // Whoever maps our memory can write it at any time, until it is gone.
+    let maps = ask == Ask::Regions as u8 || ask == Ask::Lend as u8;
+    if maps && !shared.watch_writer(peer, || who.pid.and_then(Writer::process)) {
+        return Err(refuse("the peer's process can't be watched from here"));
+    }
+    let asker = Asker {
+        shared,
+        peer,
+        stream,
+        until: Cell::new(until),
+        left: Cell::new(TAKING),
+    };
+    match ask {
+        _ if ask == Ask::Regions as u8 => give_regions(&asker),
+        _ if ask == Ask::Lend as u8 => lend(&asker),
+        _ if ask == Ask::Look as u8 => look(&asker),
         _ => Err(refuse("the question is unknown")),
     }
 }
 
-/// The regions that a peer asks for, each once, however often it is named.
-///
-/// # Errors
-/// `Handshake` when they are too many, `PeerLost` when it does not say in time.
-pub(crate) fn asked_for(stream: &UnixStream) -> Result<BTreeSet<RegionId>> {
-    let mut count = [0; 4];
-    receive(stream, &mut count)?;
-    let count = u32::from_le_bytes(count) as usize;
-    if count > MAX_WANTED {
-        return Err(refuse("too many regions are asked for"));
-    }
-    let mut ids = vec![0; count * 8];
-    receive(stream, &mut ids)?;
-    Ok(ids.chunks_exact(8).map(|id| RegionId(word(id, 0))).collect())
-}
-
-fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
-    let regions: Vec<_> = asked_for(stream)?
+fn give_regions(asker: &Asker<'_>) -> Result<()> {
+    let regions: Vec<_> = asker
+        .wanted()?
         .into_iter()
-        .filter_map(|id| shared.registry.region_for(peer, id).ok())
+        .filter_map(|id| asker.shared.registry.region_for(asker.peer, id).ok())
         .collect();
     let parts: Vec<_> = regions
         .iter()
@@ -216,25 +167,9 @@ fn give_regions(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<(
             entries.extend_from_slice(&part.fd_offset.to_le_bytes());
         }
         let fds: Vec<_> = group.iter().map(|(_, part)| part.fd).collect();
-        pdkv_device::send_fds(stream.as_fd(), &fds, &entries)?;
+        asker.send(&entries, &fds)?;
     }
-    send(stream, &END)
-}
-
-/// Bounds every step on this socket: the other end is a thread on this host.
-fn bound(stream: &UnixStream) -> Result<()> {
-    let set = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(STEP)));
-    set.and_then(|()| stream.set_write_timeout(Some(STEP))).map_err(broken)
-}
-
-pub(crate) fn send(mut stream: &UnixStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes).map_err(broken)
-}
-
-fn receive(mut stream: &UnixStream, bytes: &mut [u8]) -> Result<()> {
-    stream.read_exact(bytes).map_err(broken)
+    asker.send(&END, &[])
 }
 
 pub(crate) fn broken(error: std::io::Error) -> Error {
@@ -249,40 +184,4 @@ pub(crate) fn word(raw: &[u8], at: usize) -> u64 {
 
 pub(crate) fn refuse(why: &str) -> Error {
     Error::new(ErrorKind::Handshake, "local socket", why)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pdkv_core::ErrorKind;
-    use pdkv_device::HugePages;
-
-    #[test]
-    fn a_region_that_is_handed_out_twice_ends_the_mapping() {
-        let (listener, name) = listen().unwrap();
-        listener.set_nonblocking(false).unwrap();
-        let owner = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let mut question = [0; HELLO + 4 + 8];
-            receive(&stream, &mut question).unwrap();
-            let memory = HostRegion::allocate(4096, HugePages::Never).unwrap();
-            let mut entry = [0; ENTRY];
-            entry[0] = 5;
-            entry[16..24].copy_from_slice(&4096_u64.to_le_bytes());
-            let fd = memory.shared().unwrap().fd;
-            // Until the other end has had enough.
-            let mut sent = 0;
-            while pdkv_device::send_fds(stream.as_fd(), &[fd], &entry).is_ok() {
-                sent += 1;
-            }
-            sent
-        });
-        let door = LocalDoor {
-            name,
-            token: SessionToken::new([1; 16]),
-        };
-        let error = door.map(&[(RegionId(5), 4096)]).map(drop).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Handshake);
-        assert!(owner.join().unwrap() > 0);
-    }
 }

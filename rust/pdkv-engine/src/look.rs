@@ -2,16 +2,15 @@
 //! socket, region by region, whenever it is asked. Its driver may be slow, and so may the answer be.
 
 use std::collections::BTreeMap;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use pdkv_core::id::{PeerKey, RegionId};
+use pdkv_core::id::RegionId;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::Witnesses;
 
+use crate::door::LocalDoor;
 use crate::lend::{Answer, END, Head, send_head, send_refusal};
-use crate::local::{Ask, LocalDoor, asked_for, refuse};
-use crate::shared::Shared;
+use crate::local::{Ask, Asker, refuse};
 
 /// Those who ask wait as long as the owner lives and their transfers may run.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -67,11 +66,11 @@ fn verdict(head: &Head) -> Option<Error> {
 }
 
 /// Looks at the regions that the peer asks about.
-pub(crate) fn look(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Result<()> {
-    let ids = asked_for(stream)?;
+pub(crate) fn look(asker: &Asker<'_>) -> Result<()> {
+    let ids = asker.wanted()?;
     let regions: Vec<_> = ids
         .into_iter()
-        .map(|id| (id, shared.registry.region_for(peer, id)))
+        .map(|id| (id, asker.shared.registry.region_for(asker.peer, id)))
         .collect();
     let devices = || {
         let known = regions.iter().filter_map(|(_, region)| region.as_ref().ok());
@@ -86,9 +85,9 @@ pub(crate) fn look(shared: &Shared, peer: PeerKey, stream: &UnixStream) -> Resul
             (Ok(region), Err(_)) => region.memory.device().map_or(Ok(()), |device| device.still_there()),
         };
         match found {
-            Ok(()) => send_head(stream, id.0, 1, "")?,
-            Err(error) => send_refusal(stream, *id, &error)?,
+            Ok(()) => send_head(asker, id.0, 1, "")?,
+            Err(error) => send_refusal(asker, *id, &error)?,
         }
     }
-    send_head(stream, END, 0, "")
+    send_head(asker, END, 0, "")
 }

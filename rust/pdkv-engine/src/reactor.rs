@@ -27,7 +27,7 @@ const FIRST: usize = 3;
 /// Connections that haven't said yet what they are. For one more, the oldest is turned away: peers say
 /// what they are at once, so idle ones keep nobody out.
 const MAX_STRANGERS: usize = 256;
-/// Local-socket connections being answered at once.
+/// Local-socket connections being answered at once; more of them wait until they are accepted.
 const MAX_LOCAL: usize = 64;
 /// Pause after a poll that failed.
 const POLL_AGAIN: Duration = Duration::from_millis(10);
@@ -51,6 +51,8 @@ pub(crate) struct Reactor {
     listener: Option<TcpListener>,
     local: Option<UnixListener>,
     local_busy: Arc<AtomicUsize>,
+    /// As many of them are answered as may be: whoever has his answer wakes this thread for the next.
+    local_full: bool,
     /// Connections may wait at a listener without another event for them.
     accept_again: bool,
     conns: BTreeMap<usize, Conn>,
@@ -82,6 +84,7 @@ impl Reactor {
             listener,
             local,
             local_busy: Arc::default(),
+            local_full: false,
             accept_again: false,
             conns: BTreeMap::new(),
             next: FIRST,
@@ -114,6 +117,9 @@ impl Reactor {
             }
             if std::mem::take(&mut self.accept_again) {
                 self.accept();
+                self.accept_local();
+            }
+            if std::mem::take(&mut self.local_full) {
                 self.accept_local();
             }
             if spinning && events.is_empty() {
@@ -235,30 +241,27 @@ impl Reactor {
     }
 
     fn accept_local(&mut self) {
-        while let Some(accepted) = self.local.as_ref().map(UnixListener::accept) {
-            let stream = match accepted {
+        while let Some(listener) = &self.local {
+            let seat = Seat::take(&self.local_busy, &self.shared);
+            if seat.number > MAX_LOCAL {
+                self.local_full = true;
+                return;
+            }
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     self.accept_again |= error.kind() != IoKind::WouldBlock;
                     return;
                 }
             };
-            let busy = Arc::clone(&self.local_busy);
-            if busy.fetch_add(1, Ordering::AcqRel) >= MAX_LOCAL {
-                busy.fetch_sub(1, Ordering::AcqRel);
-                continue;
-            }
             let shared = Arc::clone(&self.shared);
-            let free = Arc::clone(&busy);
-            let answered = self.shared.movers.task(move || {
+            // Without a thread it is closed, and whoever asked asks again.
+            let _ = self.shared.movers.task(move || {
                 if let Err(error) = crate::local::answer(&shared, stream) {
                     tracing::debug!(%error, "local socket");
                 }
-                busy.fetch_sub(1, Ordering::AcqRel);
+                drop(seat);
             });
-            if answered.is_err() {
-                free.fetch_sub(1, Ordering::AcqRel);
-            }
         }
     }
 
@@ -321,6 +324,32 @@ impl Reactor {
                 self.shared.peer_lost(key, &error);
                 None
             }
+        }
+    }
+}
+
+/// One of the local-socket connections that are answered at once, given up on drop.
+struct Seat {
+    number: usize,
+    busy: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
+}
+
+impl Seat {
+    fn take(busy: &Arc<AtomicUsize>, shared: &Arc<Shared>) -> Self {
+        Self {
+            number: busy.fetch_add(1, Ordering::AcqRel) + 1,
+            busy: Arc::clone(busy),
+            shared: Arc::clone(shared),
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Somebody may be waiting for this one.
+        if self.busy.fetch_sub(1, Ordering::AcqRel) == MAX_LOCAL {
+            let _ = self.shared.waker.wake();
         }
     }
 }

@@ -3,7 +3,6 @@
 //! very peer, and only after the kernel or a mapping confirmed it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -14,32 +13,8 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Gpu;
 
-use crate::transfer::TransferCore;
+use crate::mapping::{Mapped, Mapping};
 use crate::view::Views;
-
-/// A stretch of a remote region that is visible in this process.
-#[derive(Clone)]
-pub(crate) struct Mapped {
-    pub(crate) memory: Memory,
-    /// Where in the remote region the mapping starts.
-    pub(crate) region_offset: u64,
-}
-
-impl Mapped {
-    /// The offset in `memory` of a range of the region, when the range lies wholly inside.
-    pub(crate) fn locate(&self, offset: u64, len: u64) -> Option<u64> {
-        let start = offset.checked_sub(self.region_offset)?;
-        (start.checked_add(len)? <= self.memory.len()).then_some(start)
-    }
-}
-
-enum Mapping {
-    /// The region has no shared part, or this peer's memory can't be mapped here.
-    Impossible(String),
-    /// Being mapped in the background.
-    Pending,
-    Ready(Mapped),
-}
 
 /// One region of the peer.
 pub(crate) struct RemoteRegion {
@@ -54,16 +29,16 @@ pub(crate) struct RemoteRegion {
     device: Option<DeviceAdvert>,
     /// What our GPUs see of it.
     pub(crate) views: Views,
-    mapping: Mutex<Mapping>,
-    settled: Condvar,
+    /// What this process sees of it.
+    pub(crate) mapping: Mapping,
 }
 
 impl RemoteRegion {
     pub(crate) fn new(id: RegionId, len: u64, address: u64, raw_access: bool, shared: Option<(u64, u64)>) -> Self {
         let mapping = if shared.is_some() {
-            Mapping::Pending
+            Mapping::open()
         } else {
-            Mapping::Impossible("private memory".into())
+            Mapping::impossible("private memory")
         };
         Self {
             id,
@@ -73,19 +48,18 @@ impl RemoteRegion {
             shared,
             device: None,
             views: Views::default(),
-            mapping: Mutex::new(mapping),
-            settled: Condvar::new(),
+            mapping,
         }
     }
 
     /// A region of an engine in this very process: visible as it is.
     pub(crate) fn inproc(id: RegionId, memory: Memory, raw_access: bool) -> Self {
         let region = Self::new(id, memory.len(), memory.address(), raw_access, None);
-        region.settle(Ok(Mapped {
+        let mapping = Mapping::ready(Mapped {
             memory,
             region_offset: 0,
-        }));
-        region
+        });
+        Self { mapping, ..region }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -94,11 +68,10 @@ impl RemoteRegion {
 
     /// A region of a GPU of another process.
     pub(crate) fn lent(id: RegionId, len: u64, raw_access: bool, device: DeviceAdvert) -> Self {
-        let region = Self::new(id, len, 0, raw_access, None);
-        region.settle(Err("device memory".to_owned()));
         Self {
             device: Some(device),
-            ..region
+            mapping: Mapping::impossible("device memory"),
+            ..Self::new(id, len, 0, raw_access, None)
         }
     }
 
@@ -111,7 +84,7 @@ impl RemoteRegion {
     pub(crate) fn may_move(&self) -> bool {
         match &self.device {
             Some(device) => device.movable,
-            None => self.mapped_now().is_some_and(|mapped| {
+            None => self.mapping.now().is_some_and(|mapped| {
                 let device = mapped.memory.device();
                 device.is_some_and(|region| region.may_move())
             }),
@@ -125,66 +98,16 @@ impl RemoteRegion {
 
     /// Its GPU, when it is memory of one and its engine lives in this process.
     pub(crate) fn gpu_here(&self) -> Option<Gpu> {
-        match &*self.mapping.lock().expect("no holder panics") {
-            Mapping::Ready(mapped) => mapped.memory.device().map(|region| region.gpu().clone()),
-            _ => None,
-        }
+        let mapped = self.mapping.now()?;
+        mapped.memory.device().map(|region| region.gpu().clone())
     }
 
-    pub(crate) fn settle(&self, outcome: Result<Mapped, String>) {
-        *self.mapping.lock().expect("no holder panics") = match outcome {
-            Ok(mapped) => Mapping::Ready(mapped),
-            Err(reason) => Mapping::Impossible(reason),
-        };
-        self.settled.notify_all();
-    }
-
-    /// Whether a mapping exists or is on its way; the reason when not.
-    pub(crate) fn mappable(&self) -> Result<(), String> {
-        match &*self.mapping.lock().expect("no holder panics") {
-            Mapping::Impossible(reason) => Err(reason.clone()),
-            Mapping::Pending | Mapping::Ready(_) => Ok(()),
-        }
-    }
-
-    /// Whether the mapping covers the whole region (known from the advert while it's pending).
+    /// Whether the mapping covers the whole region (known from the advert until there is one).
     pub(crate) fn wholly_shared(&self) -> bool {
-        match &*self.mapping.lock().expect("no holder panics") {
-            Mapping::Impossible(_) => false,
-            Mapping::Ready(mapped) => mapped.region_offset == 0 && mapped.memory.len() >= self.len,
-            Mapping::Pending => self.shared.is_some_and(|(offset, len)| offset == 0 && len >= self.len),
-        }
-    }
-
-    /// The mapping, without waiting.
-    pub(crate) fn mapped_now(&self) -> Option<Mapped> {
-        match &*self.mapping.lock().expect("no holder panics") {
-            Mapping::Ready(mapped) => Some(mapped.clone()),
-            _ => None,
-        }
-    }
-
-    /// The mapping; waits while it is being made, as long as the transfer isn't told to stop.
-    pub(crate) fn mapped(&self, core: &TransferCore) -> Result<Mapped> {
-        let mut mapping = self.mapping.lock().expect("no holder panics");
-        loop {
-            match &*mapping {
-                Mapping::Ready(mapped) => return Ok(mapped.clone()),
-                Mapping::Impossible(reason) => {
-                    return Err(Error::new(
-                        ErrorKind::Region,
-                        "shm",
-                        format!("region `{}` of the peer can't be mapped: {reason}", self.id),
-                    ));
-                }
-                Mapping::Pending if core.stop.load(Ordering::Relaxed) => {
-                    return Err(Error::new(ErrorKind::TransferCancelled, "shm", "stopped while mapping"));
-                }
-                Mapping::Pending => {
-                    let slice = Duration::from_millis(20);
-                    mapping = self.settled.wait_timeout(mapping, slice).expect("no holder panics").0;
-                }
-            }
+        match self.mapping.now() {
+            Some(mapped) => mapped.region_offset == 0 && mapped.memory.len() >= self.len,
+            None if self.mapping.is_impossible() => false,
+            None => self.shared.is_some_and(|(offset, len)| offset == 0 && len >= self.len),
         }
     }
 }

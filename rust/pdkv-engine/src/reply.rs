@@ -3,6 +3,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
@@ -19,14 +21,17 @@ pub(crate) struct Reply<'a> {
     stream: UnixStream,
     left: Duration,
     stopped: &'a dyn Fn() -> bool,
+    /// The peer is lost.
+    gone: Arc<AtomicBool>,
 }
 
 impl<'a> Reply<'a> {
-    pub(crate) fn new(stream: UnixStream, stopped: &'a dyn Fn() -> bool) -> Self {
+    pub(crate) fn new(stream: UnixStream, stopped: &'a dyn Fn() -> bool, gone: Arc<AtomicBool>) -> Self {
         Self {
             stream,
             left: PATIENCE,
             stopped,
+            gone,
         }
     }
 
@@ -45,8 +50,10 @@ impl<'a> Reply<'a> {
                 let text = "stopped while mapping";
                 return Err(Error::new(ErrorKind::TransferCancelled, "local socket", text));
             }
-            if self.left.is_zero() {
-                let text = "the peer was too slow in handing out its memory";
+            let gone = self.gone.load(Ordering::Acquire);
+            if gone || self.left.is_zero() {
+                let slow = "the peer was too slow in handing out its memory";
+                let text = if gone { "the peer is lost" } else { slow };
                 return Err(Error::new(ErrorKind::PeerLost, "local socket", text));
             }
             let asked = Instant::now();
@@ -84,7 +91,6 @@ impl<'a> Reply<'a> {
 mod tests {
     use std::cell::Cell;
     use std::io::Write;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -99,7 +105,7 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });
-            let mut reply = Reply::new(ours, &|| false);
+            let mut reply = Reply::new(ours, &|| false, Arc::default());
             reply.left = Duration::from_millis(200);
             // Each byte in time, all of them in a quarter of an hour.
             let error = reply.fill(&mut vec![0; 200_000]).map(drop).unwrap_err();
@@ -117,7 +123,7 @@ mod tests {
             looks.set(looks.get() + 1);
             looks.get() > 2
         };
-        let mut reply = Reply::new(ours, &stopped);
+        let mut reply = Reply::new(ours, &stopped, Arc::default());
         reply.left = Duration::from_secs(1);
         theirs.write_all(b"ab").unwrap();
         let mut byte = [0];

@@ -138,7 +138,8 @@ impl RemoteRegion {
         let refuse = |reason: String| Error::new(ErrorKind::Unsupported, "cuda", reason);
         self.may_view(gpu).map_err(refuse)?;
         let mapped = self
-            .mapped_now()
+            .mapping
+            .now()
             .ok_or_else(|| refuse("it is mapped no more".to_owned()))?;
         match mapped.memory {
             Memory::Device(region) => {
@@ -163,11 +164,11 @@ impl RemoteRegion {
                 Err(format!("the peer can't share region `{}`: {}", self.id, device.sealed))
             }
             Some(_) => Ok(()),
-            None if self.mappable().is_ok() && self.wholly_shared() => Ok(()),
-            None => Err(format!(
+            None if self.mapping.is_impossible() || !self.wholly_shared() => Err(format!(
                 "region `{}` is private memory, which no GPU here reaches",
                 self.id
             )),
+            None => self.mapping.expected(),
         }
     }
 }

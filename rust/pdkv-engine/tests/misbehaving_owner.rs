@@ -7,7 +7,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use common::fake::{Wire, hello, owner};
+use common::fake::{Wire, door, hello, owner};
 use common::{LAYERS, Memory, WAIT, cache, engine, private, table};
 use pdkv_core::id::{CacheId, ExportId, RegionId};
 use pdkv_core::reference::{ExportKind, REFERENCE_VERSION, Reference};
@@ -60,9 +60,13 @@ fn advert(consumer: &KvCache) -> Hello {
         address: probe.as_ptr() as u64,
         nonce: NONCE,
     };
+    // The kernel says of whoever listens there that it is this process.
+    let (listener, local_socket) = door();
+    std::mem::forget(listener);
     let host = HostFacts {
         pid: std::process::id(),
         boot_id,
+        local_socket,
         probe: Some(probe),
         ..HostFacts::default()
     };

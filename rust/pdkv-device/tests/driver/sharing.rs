@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 
 use pdkv_core::ErrorKind;
@@ -36,7 +37,7 @@ fn give(socket: &mut UnixStream, len: u64, extents: &[SharedExtent]) {
             tell(socket, u64::from_le_bytes(part.try_into().unwrap()));
         }
         if let Handle::Fd(fd) = &extent.handle {
-            send_fds(socket.as_fd(), &[fd.as_fd()], &[1]).unwrap();
+            send_fds(socket.as_fd(), &[fd.as_fd()], &[1], &AtomicBool::new(false)).unwrap();
         }
     }
 }

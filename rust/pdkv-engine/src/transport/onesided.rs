@@ -17,8 +17,10 @@ use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Memory, Process};
 use super::work::Program;
 use super::{Direction, Link, Work, host_only};
 use crate::config::TransportKind;
+use crate::door::LocalDoor;
+use crate::mapping::{Mapped, map_again, map_open};
 use crate::mover::{Job, Movers, Step};
-use crate::remote::{Mapped, RemoteRegion};
+use crate::remote::RemoteRegion;
 use crate::transfer::Path;
 
 /// Lends the calling thread's span list.
@@ -40,11 +42,19 @@ pub(crate) struct OneSided {
     path: Arc<Path>,
     /// The peer process, where the kernel lets us reach into it.
     process: Option<Arc<Process>>,
+    /// Who hands out what can be mapped.
+    door: Option<LocalDoor>,
     movers: Arc<Movers>,
 }
 
 impl OneSided {
-    pub(crate) fn new(kind: TransportKind, detail: String, process: Option<Arc<Process>>, movers: Arc<Movers>) -> Self {
+    pub(crate) fn new(
+        kind: TransportKind,
+        detail: String,
+        process: Option<Arc<Process>>,
+        door: Option<LocalDoor>,
+        movers: Arc<Movers>,
+    ) -> Self {
         // For operations done inside the call, which weigh no alternatives.
         let reasons = vec![format!("{kind}: the best one-sided way to this peer")];
         Self {
@@ -56,6 +66,7 @@ impl OneSided {
                 reasons,
             }),
             process,
+            door,
             movers,
         }
     }
@@ -75,7 +86,7 @@ impl OneSided {
             return false;
         }
         let within_reach = |region: &Arc<RemoteRegion>| {
-            region.mapped_now().is_some() && (region.wholly_shared() || self.process.is_some())
+            region.mapping.now().is_some() && (region.wholly_shared() || self.process.is_some())
         };
         self.kind == TransportKind::Cma || regions.iter().all(within_reach)
     }
@@ -89,7 +100,7 @@ impl OneSided {
         len: u64,
     ) -> Result<()> {
         if self.kind != TransportKind::Cma
-            && let Some(mapped) = remote.0.mapped_now()
+            && let Some(mapped) = remote.0.mapping.now()
             && let Some(at) = mapped.locate(remote.1, len)
         {
             copy(direction, local, (mapped.memory.host()?, at), len)?;
@@ -246,10 +257,22 @@ impl OneSided {
         Ok(())
     }
 
+    /// The mappings of the peer's regions, made if they are wanted and nobody has. Blocks on the peer.
+    fn mapped<'a>(&self, work: &'a Work) -> Result<&'a [Option<Mapped>]> {
+        if self.kind == TransportKind::Cma {
+            return work.mapped(|_| Ok(None));
+        }
+        let (door, stopped) = (self.door.as_ref(), || work.stopped());
+        if !self.ready(&work.remote) {
+            map_open(door, &work.remote, &stopped);
+        }
+        work.mapped(|region| region.mapped(door, &stopped).map(Some))
+    }
+
     /// One turn of a copy thread.
     fn turn(&self, work: &Work, units: Range<u64>) {
-        let moved = work
-            .mapped(self.kind != TransportKind::Cma)
+        let moved = self
+            .mapped(work)
             .and_then(|mapped| self.move_units(work, units, mapped));
         match moved {
             Ok(bytes) => work.add_bytes(bytes),
@@ -318,10 +341,13 @@ impl Link for OneSided {
 
     fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
         host_only(local, remote)?;
+        if let (TransportKind::Shm, Some(door)) = (self.kind, &self.door) {
+            map_again(door, &self.movers, remote);
+        }
         for region in remote {
             match self.kind {
                 TransportKind::Inproc | TransportKind::Shm => {
-                    region.mappable()?;
+                    region.mapping.expected()?;
                     if !region.wholly_shared() && self.process.is_none() {
                         return Err(format!(
                             "region `{}` has edges outside shared pages and the kernel grants no access to them",
@@ -343,8 +369,7 @@ impl Link for OneSided {
             .max(1);
         work.employ(hands);
         let movers = Arc::clone(&self.movers);
-        let wanted = self.kind != TransportKind::Cma;
-        let ready = !wanted || self.ready(&work.remote);
+        let ready = self.kind == TransportKind::Cma || self.ready(&work.remote);
         let shift = Arc::new(Shift { link: self, work });
         let job: Arc<dyn Job> = Arc::clone(&shift) as Arc<dyn Job>;
         if ready {
@@ -352,14 +377,15 @@ impl Link for OneSided {
             return;
         }
         // A mapping may be a long time coming, and the copy threads have other peers' work to do.
-        let (again, waiting) = (Arc::clone(&movers), Arc::clone(&job));
+        let (again, waiting, mine) = (Arc::clone(&movers), Arc::clone(&job), Arc::clone(&shift));
         let wait = move || {
-            if let Err(error) = shift.work.mapped(wanted) {
-                shift.work.fail(error);
+            if let Err(error) = mine.link.mapped(&mine.work) {
+                mine.work.fail(error);
             }
             again.copy(&waiting, hands);
         };
-        if movers.task(wait).is_err() {
+        if let Err(error) = movers.task(wait) {
+            shift.work.fail(error);
             movers.copy(&job, hands);
         }
     }

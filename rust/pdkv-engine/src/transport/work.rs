@@ -12,8 +12,9 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::{Event, Reach};
 
+use crate::mapping::Mapped;
 use crate::remains::Remains;
-use crate::remote::{Mapped, RemoteRegion};
+use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
 
@@ -127,19 +128,14 @@ impl Work {
         self.program.unit_count().div_ceil(self.chunk_units)
     }
 
-    /// The mappings of the remote regions, waiting for those still being made. `wanted` is false
-    /// for links that never use a mapping.
-    pub(crate) fn mapped(&self, wanted: bool) -> Result<&[Option<Mapped>]> {
+    /// The mappings of the remote regions, as `find` finds them the first time.
+    pub(crate) fn mapped(
+        &self,
+        find: impl Fn(&Arc<RemoteRegion>) -> Result<Option<Mapped>>,
+    ) -> Result<&[Option<Mapped>]> {
         if let Some(mapped) = self.mapped.get() {
             return Ok(mapped);
         }
-        let find = |region: &Arc<RemoteRegion>| {
-            if wanted {
-                region.mapped(&self.core).map(Some)
-            } else {
-                Ok(None)
-            }
-        };
         let mapped = self.remote.iter().map(find).collect::<Result<Vec<_>>>()?;
         Ok(self.mapped.get_or_init(|| mapped))
     }

@@ -3,6 +3,9 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pdkv_core::id::{Incarnation, SessionToken, TransferId};
@@ -121,6 +124,15 @@ pub(crate) fn hello_from_here() -> Hello {
         },
         ..hello()
     }
+}
+
+/// A local socket of this process under a name such as engines give theirs.
+pub(crate) fn door() -> (UnixListener, String) {
+    static DOORS: AtomicU32 = AtomicU32::new(0);
+    let number = DOORS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("pdkv-{:016x}{number:016x}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("a short name");
+    (UnixListener::bind_addr(&address).expect("a name of its own"), name)
 }
 
 /// An owner played by the test: accepts one engine and hands its wire to `script`.

@@ -2,10 +2,9 @@
 
 use std::ffi::CString;
 use std::io::{Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
@@ -14,7 +13,7 @@ use pdkv_core::reference::Reference;
 use pdkv_engine::{Engine, LocalSpan, Peer, PullOptions, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
 
 use crate::common::child::Child;
-use crate::common::fake::owner;
+use crate::common::fake::{door, owner};
 use crate::common::standin::{fail, is_here};
 use crate::common::{self, BLOCK_BYTES, LEASE, Memory, WAIT, engine, memory, table};
 use crate::eventually;
@@ -38,10 +37,7 @@ fn scene(answer: impl FnMut(UnixStream) + Send + 'static) -> Scene {
 
 /// As [`scene`], told what is asked for; the owner's allocator may put other memory there.
 pub(crate) fn scene_with(movable: bool, answer: impl FnMut(u8, UnixStream) + Send + 'static) -> Scene {
-    static DOORS: AtomicUsize = AtomicUsize::new(0);
-    let number = DOORS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("pdkv-door-{}-{number}", std::process::id());
-    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let (listener, name) = door();
     std::thread::spawn(move || {
         let mut answer = answer;
         while let Ok((mut stream, _)) = listener.accept() {

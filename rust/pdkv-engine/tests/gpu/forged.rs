@@ -2,9 +2,8 @@
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
@@ -13,7 +12,7 @@ use pdkv_core::wire::{DeviceAdvert, Hello, HostFacts, RegionAdvert};
 use pdkv_device::cuda::{Gpu, Handle};
 use pdkv_engine::{LocalSpan, RawOptions, RemoteSpan, TransportKind};
 
-use crate::common::fake::{hello_from_here, owner};
+use crate::common::fake::{door, hello_from_here, owner};
 use crate::common::standin::is_here;
 use crate::common::{Memory, WAIT, engine, memory};
 
@@ -58,10 +57,7 @@ pub(crate) fn with_a_region(door: String, len: u64, movable: bool) -> Hello {
 
 /// Reads 4 KiB of a region of a fake owner's GPU, whose door gives this answer.
 fn read(answer: Answer, fds: usize) -> pdkv_core::Error {
-    static DOORS: AtomicUsize = AtomicUsize::new(0);
-    let number = DOORS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("pdkv-test-{}-{number}", std::process::id());
-    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let (listener, name) = door();
     std::thread::spawn(move || {
         loop {
             let Ok((stream, _)) = listener.accept() else { return };
@@ -111,7 +107,7 @@ fn lend(mut stream: UnixStream, answer: &[u8], fds: usize) {
     let _ = stream.write_all(&answer[..24]);
     let null = std::fs::File::open("/dev/null").unwrap();
     let all = vec![null.as_fd(); fds];
-    let _ = pdkv_device::send_fds(stream.as_fd(), &all, &answer[24..]);
+    let _ = pdkv_device::send_fds(stream.as_fd(), &all, &answer[24..], &AtomicBool::new(false));
 }
 
 #[test]

@@ -16,7 +16,8 @@ use pdkv_device::Memory;
 use pdkv_device::cuda::{DeviceMapping, Gpu, Reach};
 
 use super::{Link, Work};
-use crate::local::LocalDoor;
+use crate::door::LocalDoor;
+use crate::mapping::map_again;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::view::lasts;
@@ -37,11 +38,15 @@ pub(crate) struct GpuLink {
 impl GpuLink {
     /// # Errors
     /// Why this peer's memory can't be reached by any GPU.
-    pub(crate) fn new(shared: &Arc<Shared>, same_process: bool, door: Option<&LocalDoor>) -> Result<Arc<Self>, String> {
-        if !same_process && door.is_none() {
-            return Err("the peer's local socket can't be reached".to_owned());
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        same_process: bool,
+        door: &Result<LocalDoor, String>,
+    ) -> Result<Arc<Self>, String> {
+        if !same_process {
+            door.as_ref().map_err(Clone::clone)?;
         }
-        let door = door.filter(|_| !same_process).cloned();
+        let door = door.as_ref().ok().filter(|_| !same_process).cloned();
         Ok(Arc::new(Self {
             shared: Arc::downgrade(shared),
             fence: RawFence::new(door.clone()),
@@ -55,8 +60,9 @@ impl GpuLink {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Has these regions, which were just advertised, mapped for every GPU that this engine uses. Blocks on the peer.
-    pub(crate) fn prefetch(&self, regions: &[Arc<RemoteRegion>]) {
+    /// Has these regions, which were just advertised, mapped for every GPU that this engine uses. Blocks on the peer, unless told
+    /// to stop.
+    pub(crate) fn prefetch(&self, regions: &[Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) {
         let Some(shared) = self.shared.upgrade() else { return };
         let lent: Vec<_> = regions.iter().filter(|region| region.device().is_some()).collect();
         if lent.is_empty() {
@@ -68,7 +74,7 @@ impl GpuLink {
         }
         for desk in shared.gpus.desks() {
             // Who needs it tries again.
-            let _ = self.borrow_all(desk.gpu(), &lent, &|| false);
+            let _ = self.borrow_all(desk.gpu(), &lent, stopped);
         }
     }
 
@@ -100,7 +106,8 @@ impl GpuLink {
                 // Whoever was about to borrow it has failed.
                 self.borrow_all(gpu, &[region], &stopped)?;
             } else if region.views.claim(gpu) {
-                let outcome = region.mapped(&work.core).and_then(|_| region.look(gpu));
+                let mapped = region.mapped(self.door.as_ref(), &stopped);
+                let outcome = mapped.and_then(|_| region.look(gpu));
                 region.views.settle(gpu, &outcome);
                 return outcome;
             }
@@ -236,6 +243,9 @@ impl Link for GpuLink {
         if local.is_empty() && remote.is_empty() {
             let any = self.heard.load(Ordering::Relaxed) || !shared.gpus.desks().is_empty();
             return any.then_some(()).ok_or_else(neither);
+        }
+        if let Some(door) = &self.door {
+            map_again(door, &shared.movers, remote);
         }
         match copier(local, remote)? {
             Copier::Open(gpu) => {

@@ -9,7 +9,7 @@ use pdkv_core::id::RegionId;
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::super::Work;
-use crate::local::LocalDoor;
+use crate::door::LocalDoor;
 use crate::raw::Raw;
 use crate::remote::RemoteRegion;
 
@@ -117,7 +117,7 @@ impl RawFence {
 
 /// Looks at memory of an engine in this process.
 fn look_here(region: &RemoteRegion) -> Result<()> {
-    let mapped = region.mapped_now();
+    let mapped = region.mapping.now();
     let device = mapped.as_ref().and_then(|mapped| mapped.memory.device());
     device.map_or(Ok(()), |device| device.still_there())
 }

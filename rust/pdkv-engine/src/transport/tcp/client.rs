@@ -10,7 +10,7 @@ use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::Gpu;
-use pdkv_device::{IoBatch, Memory};
+use pdkv_device::{IoBatch, Memory, Stop};
 
 use super::codec::Response;
 use super::pages::{Flow, Pages, Stagings, gpus_of};
@@ -29,7 +29,8 @@ const SPARE: usize = 8;
 
 /// How to open one more stream to the peer.
 pub(crate) trait Dial: Send + Sync {
-    fn open(&self) -> Result<Socket>;
+    /// Opens it, unless told to stop meanwhile.
+    fn open(&self, stop: &dyn Stop) -> Result<Socket>;
 }
 
 pub(crate) struct TcpLink {
@@ -62,15 +63,15 @@ impl TcpLink {
         }
     }
 
-    fn take(&self) -> Result<Socket> {
+    fn take(&self, stop: &dyn Stop) -> Result<Socket> {
         let idle = self.idle.lock().expect("no holder panics").pop();
-        idle.map_or_else(|| self.dial.open(), Ok)
+        idle.map_or_else(|| self.dial.open(stop), Ok)
     }
 
     /// Moves until the work is used up, then gives the stream back; on any failure the stream is
     /// closed, for it may be in the middle of a frame.
     fn run(&self, work: &Work) -> Result<()> {
-        let socket = self.take()?;
+        let socket = self.take(&work.core.stop)?;
         let mut stream = Stream {
             socket: &socket,
             stagings: &self.stagings,
