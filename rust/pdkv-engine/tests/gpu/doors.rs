@@ -211,6 +211,11 @@ fn a_driver_that_fails_to_name_memory_as_it_is_registered_seals_nothing() {
     for (_, call, kind) in NAMING {
         let call = CString::new(call).unwrap();
         let engine = engine("parent", &[TransportKind::Cuda]);
+        for (status, shared) in [(2, true), (801, false)] {
+            fail(&call, 1, status);
+            let region = engine.register(memory(kind, LEN), None, true).unwrap();
+            assert_eq!(region.is_shared(), shared, "{status}");
+        }
         fail(&call, 1, 2);
         let cache = common::cache(&engine, kind);
         let offer = cache.offer(table(&[4]), 4, b"", LEASE).unwrap();
