@@ -249,6 +249,19 @@ class Host(Piping):
             ends[transfer.state] = ends.get(transfer.state, 0) + 1
         return ends
 
+    def pulls_at_once(self, reference: str, count: int, into: list[int]) -> dict[str, int]:
+        """Starts so many transfers before it waits for any; returns how many ended how, and what those say that failed."""
+        transfers = [self.cache.pull(reference, into=into, timeout_s=600.0) for _ in range(count)]
+        ends: dict[str, int] = {}
+        for transfer in transfers:
+            try:
+                transfer.wait(600.0)
+                end = str(transfer.state)
+            except pdkv.PdkvError as error:
+                end = f"{error.kind}: {error}"
+            ends[end] = ends.get(end, 0) + 1
+        return ends
+
     # Things that happen in the middle of others
 
     def recycle(self, number: int, after_s: float, seed: int, blocks: list[int]) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 import pdkv
 from attacks.far import until
 from patience import follows_the_machine
@@ -33,6 +35,18 @@ def flat(before, far, transport=""):
         assert time.monotonic() < deadline, f"held for good: {more}"
         time.sleep(0.05)
     assert now["rss_kib"] < before["rss_kib"] + SLACK_KIB, (before, now)
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_more_pulls_at_once_than_there_are_streams(start, way):
+    # So many bytes that each would take several streams, if nobody else did.
+    size = {"layers": 4, "blocks": 32, "block_bytes": 128 << 10}
+    consumer = start("consumer", way, **size)
+    producer = start("producer", way, seed=1, **size)
+    consumer.do("connect", producer.address)
+    _, reference = producer.do("export", BLOCKS, consumers=100, lease_s=600)
+    assert consumer.do("pulls_at_once", reference, 100, BLOCKS) == {"done": 100}
+    assert consumer.do("wrong", 1, SAME) == []
 
 
 def test_cancels(start, transport, rounds):

@@ -400,7 +400,14 @@ mod tests {
             Capability::lane(Manner::OneSided, Carrier::Emulated).of_gpus(),
         ];
         assert_eq!(ways.map(|way| way.direct), [true, true, false, false]);
-        for (bytes, runs) in [(64, 1), (64 << 10, 1), (64 << 10, 16), (1 << 30, 1), (1 << 30, 1 << 15)] {
+        for (bytes, runs) in [
+            (1, 1),
+            (64, 1),
+            (64 << 10, 1),
+            (64 << 10, 16),
+            (1 << 30, 1),
+            (1 << 30, 1 << 15),
+        ] {
             let costs = ways.map(|way| way.cost.estimate_ns(bytes, runs));
             assert!(
                 costs.is_sorted_by(|one, other| one < other),

@@ -28,8 +28,11 @@ pub mod features {
     pub const UCX: u64 = 1 << 2;
     /// A data stream may be a pipe.
     pub const PIPE: u64 = 1 << 3;
+    /// Every data stream is answered once the owner has taken it on, those over the local socket too, and one that it
+    /// doesn't take on is refused by a word.
+    pub const STREAM_ANSWERS: u64 = 1 << 4;
     /// What this release has.
-    pub const OURS: u64 = STATUS | LEASES | UCX | PIPE;
+    pub const OURS: u64 = STATUS | LEASES | UCX | PIPE | STREAM_ANSWERS;
     /// What this release can't do without.
     pub const REQUIRED: u64 = STATUS | LEASES;
 }

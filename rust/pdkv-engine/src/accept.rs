@@ -5,19 +5,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use mio::net::TcpStream;
+use pdkv_core::id::PeerKey;
 use pdkv_core::node::Role;
-use pdkv_core::session;
+use pdkv_core::session::{self, features};
 use pdkv_core::wire::{FrameDecoder, Hello, MAX_FRAME, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use crate::channel::Channel;
 use crate::connect::{fresh_token, hello_of};
-use crate::dial::STREAM_READY;
+use crate::dial::{STREAM_FULL, STREAM_READY};
 use crate::pipe;
 use crate::reader::Reader;
 use crate::shared::{PeerEntry, Shared};
 use crate::suspect::{self, Writer};
-use crate::transport::tcp::{Socket, serve_stream};
+use crate::transport::tcp::{Greeting, Socket, serve_stream};
 use crate::transport::ucx;
 
 pub(crate) enum Welcome {
@@ -73,6 +74,7 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
                         reader: Arc::clone(&reader),
                         writers: writer.into_iter().collect(),
                         same_host,
+                        features: established.features,
                     },
                 );
                 state.node.peer_up(now, key, Role::Owner, established.remote_peer());
@@ -86,6 +88,13 @@ fn greet(shared: &Arc<Shared>, stream: Arc<TcpStream>, decoder: FrameDecoder, he
     })
 }
 
+/// Whether a peer waits for an answer to each data stream that it opens, and understands a refusal.
+pub(crate) fn hears_answers(shared: &Shared, peer: PeerKey) -> bool {
+    let state = shared.lock();
+    let entry = state.peers.get(&peer);
+    entry.is_some_and(|entry| entry.features & features::STREAM_ANSWERS != 0)
+}
+
 fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: StreamHello) -> Result<()> {
     let refuse = |why| Err(Error::new(ErrorKind::Handshake, "data stream", why));
     let Some(peer) = shared.peer_of_token(hello.token) else {
@@ -95,20 +104,33 @@ fn join(shared: &Arc<Shared>, stream: TcpStream, decoder: &FrameDecoder, hello: 
         return refuse("the stream sent more than its hello before it was answered");
     }
     let stream = std::net::TcpStream::from(stream);
-    let answer = || (&stream).write_all(&[STREAM_READY]).map_err(broken);
+    let hears_refusals = hears_answers(shared, peer);
+    let say = |word: u8| (&stream).write_all(&[word]).map_err(broken);
     match hello.purpose {
         StreamPurpose::Data => {
-            answer()?;
-            serve_stream(shared, peer, Socket::new(OwnedFd::from(stream))?)
+            let greeting = Greeting {
+                ready: true,
+                full: hears_refusals,
+            };
+            serve_stream(shared, peer, Socket::new(OwnedFd::from(stream))?, greeting)
         }
         StreamPurpose::UcxLane => {
-            answer()?;
-            ucx::serve(shared, peer, stream)
+            let lane = stream.try_clone().map_err(broken)?;
+            match ucx::serve(shared, peer, lane) {
+                // Whoever answers on it waits for the initiator's first word, and that for this one.
+                Ok(()) => say(STREAM_READY),
+                Err(error) => {
+                    if hears_refusals && error.kind() == ErrorKind::Capacity {
+                        say(STREAM_FULL)?;
+                    }
+                    Err(error)
+                }
+            }
         }
         StreamPurpose::Pipe => {
             // Once its sender has the answer, the pipe counts as one that is coming.
             let seat = pipe::Seat::take(shared, peer);
-            answer()?;
+            say(STREAM_READY)?;
             pipe::arrive(shared, seat, stream)
         }
     }

@@ -21,7 +21,7 @@ pub struct EngineConfig {
     pub transports: Option<Vec<TransportKind>>,
     /// Copy threads shared by all one-sided transfers. Default: half the cores, 1 to 4.
     pub threads: usize,
-    /// Data streams per peer of the tcp transport, one thread at each end. Default 2.
+    /// Data streams of one transfer by tcp, one thread at each end of each. Default 2; all transfers from a peer share at most 64.
     pub tcp_streams: usize,
     /// Listen beyond loopback although nothing is encrypted or authenticated yet. Default false.
     pub insecure: bool,

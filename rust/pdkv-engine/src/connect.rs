@@ -18,7 +18,7 @@ use pdkv_device::{Process, Stop};
 
 use crate::channel::Channel;
 use crate::config::TransportKind;
-use crate::dial::{TcpDial, dial, pipe_dial, stream_dial};
+use crate::dial::{LocalDial, TcpDial, dial, pipe_dial, stream_dial};
 use crate::door::LocalDoor;
 use crate::engine::inproc_engine;
 use crate::link::PeerLink;
@@ -28,7 +28,7 @@ use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
 use crate::transport::gpu::GpuLink;
 use crate::transport::onesided::OneSided;
-use crate::transport::tcp::{Dial, Socket, TcpLink};
+use crate::transport::tcp::{Dial, TcpLink};
 use crate::transport::ucx::{LANE_WAIT, UcxLink};
 use crate::transport::{Link, Way};
 
@@ -74,6 +74,7 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
             reader: Arc::clone(&reader),
             writers: Vec::new(),
             same_host: false,
+            features: established.features,
         };
         state.peers.insert(key, entry);
         state.node.peer_up(now, key, Role::Initiator, established.remote_peer());
@@ -351,7 +352,7 @@ fn tcp_link(
 ) -> Arc<dyn Link> {
     let streams = shared.config.tcp_streams;
     let (family, dial): (_, Box<dyn Dial>) = if let Some(door) = door.filter(|_| no_ptrace) {
-        ("unix-domain", Box::new(door.clone()))
+        ("unix-domain", Box::new(LocalDial::new(door, established)))
     } else {
         (
             "tcp",
@@ -360,12 +361,6 @@ fn tcp_link(
     };
     let (movers, stagings) = (Arc::clone(&shared.movers), Arc::clone(&shared.stagings));
     Arc::new(TcpLink::new(key, streams, family, dial, movers, stagings))
-}
-
-impl Dial for LocalDoor {
-    fn open(&self, stop: &dyn Stop) -> Result<Socket> {
-        Socket::new(self.stream(&|| stop.stopped())?)
-    }
 }
 
 pub(crate) fn broken(error: std::io::Error) -> Error {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::config::resolve;
 use crate::connect::broken;
+use crate::door::LocalDoor;
 use crate::shared::Shared;
 use crate::transport::tcp::{Dial, Socket};
 
@@ -78,8 +79,10 @@ pub(crate) struct TcpDial {
     hello: StreamHello,
 }
 
-/// What the owner answers to a stream's hello before it serves it.
+/// What the owner answers to a stream's hello once it will serve it.
 pub(crate) const STREAM_READY: u8 = 0xA5;
+/// The same when it has as many of the peer's as it takes.
+pub(crate) const STREAM_FULL: u8 = 0x5A;
 /// How long one look at an open stream takes at most.
 const SLICE: Duration = Duration::from_millis(50);
 /// For streams that are opened for nobody who could give up.
@@ -121,15 +124,22 @@ impl TcpDial {
             }
         }
         stream.set_read_timeout(Some(STREAM_TIMEOUT)).map_err(broken)?;
-        if ready[0] != STREAM_READY {
-            return Err(Error::new(
-                ErrorKind::Handshake,
-                "data stream",
-                "the peer answered the stream's hello with garbage",
-            ));
-        }
+        judge(ready[0])?;
         Ok(stream)
     }
+}
+
+/// What the owner's answer to a new stream means.
+fn judge(answer: u8) -> Result<()> {
+    let (kind, text) = match answer {
+        STREAM_READY => return Ok(()),
+        STREAM_FULL => (ErrorKind::Capacity, "the peer takes no more streams from here for now"),
+        _ => (
+            ErrorKind::Handshake,
+            "the peer answered the stream's hello with garbage",
+        ),
+    };
+    Err(Error::new(kind, "data stream", text))
 }
 
 impl Dial for TcpDial {
@@ -138,9 +148,65 @@ impl Dial for TcpDial {
     }
 }
 
+/// How to open data streams over the peer's local socket.
+pub(crate) struct LocalDial {
+    door: LocalDoor,
+    /// The peer says whether it takes a stream on.
+    answered: bool,
+}
+
+impl LocalDial {
+    pub(crate) fn new(door: &LocalDoor, established: &Established) -> Self {
+        Self {
+            door: door.clone(),
+            answered: established.features & features::STREAM_ANSWERS != 0,
+        }
+    }
+}
+
+/// Ends a wait for the peer's answer.
+struct Until<'a> {
+    deadline: Instant,
+    stop: &'a dyn Stop,
+}
+
+impl Stop for Until<'_> {
+    fn stopped(&self) -> bool {
+        self.stop.stopped() || Instant::now() >= self.deadline
+    }
+}
+
+impl Dial for LocalDial {
+    fn open(&self, stop: &dyn Stop) -> Result<Socket> {
+        let socket = Socket::new(self.door.stream(&|| stop.stopped())?)?;
+        if !self.answered {
+            return Ok(socket);
+        }
+        let deadline = Instant::now() + STREAM_TIMEOUT;
+        let mut answer = [0];
+        let until = Until { deadline, stop };
+        pdkv_device::recv_exact(socket.fd(), &mut answer, &until).map_err(|error| {
+            if stop.stopped() {
+                return error;
+            }
+            let text = "the peer does not say whether it takes a stream on";
+            Error::new(ErrorKind::PeerUnreachable, "data stream", text).with_source(error)
+        })?;
+        judge(answer[0])?;
+        Ok(socket)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_that_takes_no_more_streams_is_not_one_that_talks_nonsense() {
+        assert!(judge(STREAM_READY).is_ok());
+        assert_eq!(judge(STREAM_FULL).unwrap_err().kind(), ErrorKind::Capacity);
+        assert_eq!(judge(0).unwrap_err().kind(), ErrorKind::Handshake);
+    }
 
     #[test]
     fn a_lack_of_descriptors_is_not_the_peers_silence() {

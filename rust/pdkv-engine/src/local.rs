@@ -17,12 +17,13 @@ use pdkv_core::id::{PeerKey, RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{PeerCredentials, Stop};
 
+use crate::accept::hears_answers;
 use crate::door::END;
 use crate::lend::lend;
 use crate::look::look;
 use crate::shared::Shared;
 use crate::suspect::Writer;
-use crate::transport::tcp::{Socket, serve_stream};
+use crate::transport::tcp::{Greeting, Socket, serve_stream};
 
 pub(crate) const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
 pub(crate) const HELLO: usize = 24;
@@ -126,7 +127,12 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
         .ok_or_else(|| refuse("the token is of no session"))?;
     let ask = hello[4];
     if ask == Ask::Stream as u8 {
-        return serve_stream(shared, peer, Socket::new(stream.into())?);
+        let answers = hears_answers(shared, peer);
+        let greeting = Greeting {
+            ready: answers,
+            full: answers,
+        };
+        return serve_stream(shared, peer, Socket::new(stream.into())?, greeting);
     }
     // Whoever maps our memory can write it at any time, until it is gone.
     let maps = ask == Ask::Regions as u8 || ask == Ask::Lend as u8;

@@ -105,6 +105,8 @@ pub(crate) struct PeerEntry {
     pub(crate) writers: Vec<Writer>,
     /// Whether it says that it runs on this host; for accepted peers.
     pub(crate) same_host: bool,
+    /// What both ends can do.
+    pub(crate) features: u64,
 }
 
 impl PeerEntry {
@@ -489,10 +491,7 @@ impl Shared {
 
     pub(crate) fn peer_of_token(&self, token: SessionToken) -> Option<PeerKey> {
         let state = self.lock();
-        state
-            .peers
-            .iter()
-            .find(|(_, entry)| entry.token == Some(token))
-            .map(|(&key, _)| key)
+        let mut peers = state.peers.iter();
+        peers.find(|(_, entry)| entry.token == Some(token)).map(|(&key, _)| key)
     }
 }

@@ -5,12 +5,15 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
 use common::fake::{Wire, claim, hello};
 use common::{BLOCKS, LAYERS, LEASE, Memory, WAIT, allocate, cache, engine, table};
 use pdkv_core::ErrorKind;
 use pdkv_core::id::{Incarnation, SessionToken, TransferId};
+use pdkv_core::session::features;
 use pdkv_core::wire::{self, Claim, Done, Hello, Message, StreamHello, StreamPurpose};
 use pdkv_engine::{Engine, Export, KvCache, PullOptions, TransportKind};
 
@@ -62,6 +65,12 @@ impl Scene {
 
     /// A data stream of the session, past its greeting.
     fn stream(&self, token: SessionToken) -> TcpStream {
+        let stream = self.new_stream(token);
+        assert_eq!(word(&stream), Some(READY));
+        stream
+    }
+
+    fn new_stream(&self, token: SessionToken) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let hello = StreamHello {
@@ -73,9 +82,36 @@ impl Scene {
         stream
             .write_all(&wire::encode(&Message::StreamHello(hello)).unwrap())
             .unwrap();
-        let mut ready = [0];
-        stream.read_exact(&mut ready).unwrap();
         stream
+    }
+}
+
+/// The same over the local socket, as `dial.rs` opens it.
+fn local_stream(name: &str, token: SessionToken) -> UnixStream {
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut hello = 0x4C44_4B50_u32.to_le_bytes().to_vec();
+    hello.extend([1, 0, 0, 0]);
+    hello.extend(token.as_bytes());
+    (&stream).write_all(&hello).unwrap();
+    stream
+}
+
+/// What an owner answers to a new stream.
+const READY: u8 = 0xA5;
+const FULL: u8 = 0x5A;
+/// Streams that one peer may have.
+const MAX_STREAMS: usize = 128;
+
+/// The owner's answer to a new stream; `None` when it is its end.
+fn word(mut stream: impl Read) -> Option<u8> {
+    let mut word = [0];
+    match stream.read(&mut word) {
+        Ok(count) => (count == 1).then_some(word[0]),
+        Err(error) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+            None
+        }
     }
 }
 
@@ -155,6 +191,51 @@ fn a_stream_needs_the_token_of_a_session() {
 }
 
 #[test]
+fn streams_beyond_what_a_peer_may_have_are_refused_by_a_word() {
+    let scene = scene();
+    let mut wire = Wire::connect(&scene.address);
+    let ack = wire.shake_hands();
+    let mut streams: Vec<_> = (0..MAX_STREAMS).map(|_| scene.stream(ack.token)).collect();
+    let door = ack.hello.host.local_socket;
+    for _ in 0..3 {
+        assert_eq!(word(scene.new_stream(ack.token)), Some(FULL));
+        assert_eq!(word(local_stream(&door, ack.token)), Some(FULL));
+    }
+    // Nobody else's are fewer.
+    scene.still_serves();
+    // Each that is closed makes room for another, on either socket.
+    drop(streams.drain(..2));
+    let over_either: [&dyn Fn() -> Option<u8>; 2] = [&|| word(local_stream(&door, ack.token)), &|| {
+        word(scene.new_stream(ack.token))
+    }];
+    for open in over_either {
+        while open() != Some(READY) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_release_that_knows_no_such_word_never_hears_it() {
+    let scene = scene();
+    let mut wire = Wire::connect(&scene.address);
+    let older = Hello {
+        features: features::OURS & !features::STREAM_ANSWERS,
+        ..hello()
+    };
+    let ack = wire.shake_hands_as(older);
+    let streams: Vec<_> = (0..MAX_STREAMS - 1).map(|_| scene.stream(ack.token)).collect();
+    // Over the local socket it asks at once.
+    let local = local_stream(&ack.hello.host.local_socket, ack.token);
+    (&local).write_all(&request(false, false, 77, 0, 1, 256)).unwrap();
+    assert_eq!(answer(&mut &local), ErrorKind::ReferenceUnknown as u16);
+    assert_eq!(word(scene.new_stream(ack.token)), None);
+    assert_eq!(word(local_stream(&ack.hello.host.local_socket, ack.token)), None);
+    drop(streams);
+    scene.still_serves();
+}
+
+#[test]
 fn altered_references_and_ranges_are_refused() {
     let scene = scene();
     let export = scene.export();
@@ -202,7 +283,7 @@ fn request(put: bool, spans: bool, transfer: u64, first: u64, units: u64, bytes:
 }
 
 /// The error code of the answer; 0 for success.
-fn answer(stream: &mut TcpStream) -> u16 {
+fn answer(stream: &mut impl Read) -> u16 {
     let mut raw = [0; 16];
     stream.read_exact(&mut raw).unwrap();
     let mut message = vec![0; usize::from(u16::from_le_bytes([raw[6], raw[7]]))];

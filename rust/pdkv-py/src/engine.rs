@@ -45,7 +45,7 @@ pub(crate) struct Handle {
 ///     transports: Names of the transports to use, best first: `"inproc"`, `"cuda"`, `"shm"`, `"cma"`, `"tcp"`, `"ucx"`. By
 ///         default all, but `"ucx"` only where this host has RDMA devices.
 ///     threads: Threads that copy.
-///     tcp_streams: Data streams to each peer.
+///     tcp_streams: Data streams of one transfer by `tcp`; all transfers from a peer share at most 64.
 ///     insecure: Listen beyond loopback although the control channel is neither encrypted nor
 ///         authenticated in this release.
 ///     heartbeat_s: How often an idle connection says that it is alive.

@@ -150,6 +150,11 @@ impl Work {
         (start < count).then(|| start..(start + self.chunk_units).min(count))
     }
 
+    /// Whether units are left that nobody has taken.
+    pub(crate) fn is_unclaimed(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.program.unit_count()
+    }
+
     pub(crate) fn add_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

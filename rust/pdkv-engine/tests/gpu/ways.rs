@@ -67,6 +67,16 @@ fn memory_of_a_gpu_goes_by_the_gpu_and_memory_of_the_host_does_not() {
         };
         assert_eq!(transfer.path().transport, expected, "{ours:?} from {theirs:?}");
         assert_eq!(transfer.stats().staged_bytes, 0);
+        // However little it is: a stage would cost more than the launch.
+        let little = peer.read(
+            &[LocalSpan { len: 1, ..near }],
+            &[RemoteSpan { len: 1, ..far }],
+            None,
+            &RawOptions::default(),
+        );
+        let little = little.unwrap();
+        little.wait(WAIT).unwrap();
+        assert_eq!(little.path().transport, expected, "{ours:?} from {theirs:?}");
         let mut got = vec![0; 1 << 20];
         here.memory().read_at(0, &mut got).unwrap();
         assert!(got.iter().all(|&byte| byte == 7), "{ours:?} from {theirs:?}");

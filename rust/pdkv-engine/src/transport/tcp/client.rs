@@ -1,35 +1,38 @@
-//! The initiator's end of the data streams.
+//! The initiator's end of the data streams: one pool of them for all transfers from the peer, and the threads that use it.
 
-use std::collections::VecDeque;
-use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, Mutex};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
 use pdkv_core::id::PeerKey;
-use pdkv_core::plan::Plan;
-use pdkv_core::span::Span;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::Gpu;
-use pdkv_device::{IoBatch, Memory, Stop};
+use pdkv_device::{Memory, Stop};
 
-use super::codec::Response;
-use super::pages::{Flow, Pages, Stagings, gpus_of};
-use super::socket::Socket;
+use super::pages::Stagings;
+use super::pool::{Next, Place, Pool, Usable, Waiter};
+use super::socket::{MAX_STREAMS, Socket};
+use super::stream::Stream;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
-use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
-use crate::transport::work::Program;
-use crate::transport::{Direction, Link, Work};
+use crate::transport::{Link, Work};
 
-/// Requests kept in flight on one stream, so that the owner never waits for the next one.
-const DEPTH: usize = 2;
-
+/// Streams that may be open at once: half of what an owner lets a peer have, for it may be slow to see that one is closed.
+/// No fewer than one transfer may use.
+const MAX_OPEN: usize = MAX_STREAMS / 2;
 /// Idle streams kept for the next transfer, on top of what one transfer uses; each is a thread at the owner.
 const SPARE: usize = 8;
+/// How often a piece of work is begun anew on another stream where there is no other.
+const TRIES: usize = 3;
+/// How long work that waits and has ended is not seen, at the most.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How to open one more stream to the peer.
 pub(crate) trait Dial: Send + Sync {
     /// Opens it, unless told to stop meanwhile.
+    ///
+    /// # Errors
+    /// `Capacity` when the owner takes no more of them, or the system doesn't.
     fn open(&self, stop: &dyn Stop) -> Result<Socket>;
 }
 
@@ -38,9 +41,54 @@ pub(crate) struct TcpLink {
     streams: usize,
     family: &'static str,
     dial: Box<dyn Dial>,
-    idle: Mutex<Vec<Socket>>,
+    pool: Mutex<Pool<Opened, Piece>>,
     movers: Arc<Movers>,
     stagings: Arc<Stagings>,
+}
+
+/// An open stream.
+struct Opened {
+    socket: Socket,
+    /// The owner has answered on it.
+    proven: bool,
+}
+
+impl Usable for Opened {
+    fn is_usable(&self) -> bool {
+        !self.socket.is_gone()
+    }
+}
+
+/// What one stream at a time does for a transfer; it calls [`Work::leave`] once.
+struct Piece {
+    work: Arc<Work>,
+    /// Units that a stream failed to bring, so that this piece has to, and how.
+    again: Vec<Range<u64>>,
+    failure: Option<Error>,
+    tries: usize,
+}
+
+impl Waiter for Piece {
+    fn wanted(&self) -> bool {
+        let ended = self.work.stopped() || self.work.failed();
+        !ended && (!self.again.is_empty() || self.work.is_unclaimed())
+    }
+}
+
+impl Piece {
+    fn fail(self, error: Error) {
+        self.work.fail(self.failure.unwrap_or(error));
+        self.work.leave();
+    }
+}
+
+/// Ends the opening of a stream that nobody waits for any more.
+struct Unwanted<'a>(&'a TcpLink);
+
+impl Stop for Unwanted<'_> {
+    fn stopped(&self) -> bool {
+        self.0.pool().is_over()
+    }
 }
 
 impl TcpLink {
@@ -57,37 +105,155 @@ impl TcpLink {
             streams,
             family,
             dial,
-            idle: Mutex::new(Vec::new()),
+            pool: Mutex::new(Pool::new(MAX_OPEN, streams + SPARE)),
             movers,
             stagings,
         }
     }
 
-    fn take(&self, stop: &dyn Stop) -> Result<Socket> {
-        let idle = self.idle.lock().expect("no holder panics").pop();
-        idle.map_or_else(|| self.dial.open(stop), Ok)
+    fn pool(&self) -> MutexGuard<'_, Pool<Opened, Piece>> {
+        self.pool.lock().expect("no holder panics")
     }
 
-    /// Moves until the work is used up, then gives the stream back; on any failure the stream is
-    /// closed, for it may be in the middle of a frame.
-    fn run(&self, work: &Work) -> Result<()> {
-        let socket = self.take(&work.core.stop)?;
-        let mut stream = Stream {
-            socket: &socket,
-            stagings: &self.stagings,
-            peer: self.peer,
-            work,
-            batch: IoBatch::new(),
-            sent: VecDeque::with_capacity(DEPTH),
-        };
-        let outcome = stream.run();
-        if outcome.is_ok() {
-            let mut idle = self.idle.lock().expect("no holder panics");
-            if idle.len() < self.streams + SPARE {
-                idle.push(socket);
+    /// Starts so many hands, or as many as the system has threads for.
+    fn hire(self: &Arc<Self>, hands: usize) -> Result<()> {
+        for started in 0..hands {
+            let link = Arc::clone(self);
+            self.movers
+                .task(move || link.serve())
+                .inspect_err(|_| self.pool().dismiss(hands - started))?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that somebody looks after those that wait.
+    fn usher(self: &Arc<Self>) -> Result<()> {
+        if std::mem::replace(&mut self.pool().ushered, true) {
+            return Ok(());
+        }
+        let link = Arc::clone(self);
+        self.movers
+            .task(move || link.look_after())
+            .inspect_err(|_| self.pool().ushered = false)
+    }
+
+    /// Lets go of those that wait and have ended, and has streams opened again after a pause, until nobody waits.
+    fn look_after(self: &Arc<Self>) {
+        loop {
+            let (gone, over, hands) = {
+                let mut pool = self.pool();
+                let gone = pool.sweep();
+                let over = pool.is_empty();
+                pool.ushered = !over;
+                (gone, over, pool.hire(Instant::now()))
+            };
+            self.dismiss(gone);
+            // Those that found no thread now find one at another look, or end in time.
+            let _ = self.hire(hands);
+            if over {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// One hand: serves those that wait, one after the other, with one stream as long as it holds.
+    fn serve(self: &Arc<Self>) {
+        let mut held = None;
+        let mut served: Option<Arc<Work>> = None;
+        loop {
+            let mut gone = Vec::new();
+            let next = self.pool().next(&mut held, &mut gone, Instant::now());
+            // Only now, when others may have the stream: whoever hears of an end may begin anew at once.
+            if let Some(work) = served.take() {
+                work.leave();
+            }
+            self.dismiss(gone);
+            match next {
+                Next::Serve(place) => served = self.attend(&mut held, place),
+                Next::Dial(before) => held = self.open(before),
+                // Whoever can't have it seen to does it himself.
+                Next::Look => {
+                    if self.usher().is_err() {
+                        std::thread::sleep(LOOK);
+                        let swept = self.pool().sweep();
+                        self.dismiss(swept);
+                    }
+                }
+                Next::Over => return,
             }
         }
-        outcome
+    }
+
+    /// They want no stream any more.
+    fn dismiss(&self, gone: Vec<Piece>) {
+        let closed = self.pool().is_closed();
+        for piece in gone {
+            if closed && !piece.work.stopped() {
+                let error = Error::new(ErrorKind::PeerLost, "tcp", "the peer was lost meanwhile");
+                piece.fail(error);
+            } else {
+                piece.work.leave();
+            }
+        }
+    }
+
+    fn open(self: &Arc<Self>, before: u64) -> Option<Opened> {
+        // Without, whoever waits is not let go before the peer has answered or its time is over.
+        let _ = self.usher();
+        match self.dial.open(&Unwanted(self)) {
+            Ok(socket) => {
+                self.pool().dialed();
+                Some(Opened { socket, proven: false })
+            }
+            Err(error) if error.kind() == ErrorKind::TransferCancelled => {
+                self.pool().not_wanted();
+                None
+            }
+            Err(error) => {
+                let crowded = error.kind() == ErrorKind::Capacity;
+                let in_vain = self.pool().not_dialed(before, crowded, Instant::now());
+                for piece in in_vain {
+                    piece.fail(error.clone());
+                }
+                None
+            }
+        }
+    }
+
+    /// Moves for one piece of work until it is used up, then keeps the stream; after a failure the stream is closed, for it may be in the
+    /// middle of a frame. Says who is to be told that nobody touches memory for it any more.
+    fn attend(&self, held: &mut Option<Opened>, mut place: Place<Piece>) -> Option<Arc<Work>> {
+        let mut opened = held.take()?;
+        let work = Arc::clone(&place.waiter.work);
+        let again = std::mem::take(&mut place.waiter.again);
+        let mut stream = Stream::new(&opened.socket, &self.stagings, self.peer, &work, again);
+        let outcome = stream.run();
+        opened.proven |= stream.is_answered();
+        let Err(error) = outcome else {
+            *held = Some(opened);
+            return Some(work);
+        };
+        let unanswered = stream.into_unanswered();
+        let proven = opened.proven;
+        drop(opened);
+        let mut pool = self.pool();
+        let others = pool.lost();
+        place.waiter.tries += 1;
+        // That it broke says nothing of the peer yet: an owner of an older release ends what is too much for it, and networks forget streams
+        // that rest. A peer that is lost fails the next one, too.
+        if error.kind() == ErrorKind::PeerLost
+            && (others || place.waiter.tries < TRIES)
+            && let Some(again) = unanswered
+        {
+            place.waiter.again = again;
+            place.waiter.failure.get_or_insert(error);
+            pool.rejoin(place, !proven, Instant::now());
+            return None;
+        }
+        drop(pool);
+        work.fail(error);
+        Some(work)
     }
 }
 
@@ -97,8 +263,11 @@ impl Link for TcpLink {
     }
 
     fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
-        let able = self.capability();
-        if staged(local, remote) { able.staged() } else { able }
+        if staged(local, remote) {
+            self.capability().staged()
+        } else {
+            self.capability()
+        }
     }
 
     fn detail(&self) -> String {
@@ -113,22 +282,34 @@ impl Link for TcpLink {
     }
 
     fn start(self: Arc<Self>, work: Arc<Work>) {
-        let hands = self
+        let pieces = self
             .streams
             .min(usize::try_from(work.turns()).unwrap_or(usize::MAX))
             .max(1);
-        work.employ(hands);
-        for _ in 0..hands {
-            let (link, mine) = (Arc::clone(&self), Arc::clone(&work));
-            let task = move || {
-                if let Err(error) = link.run(&mine) {
-                    mine.fail(error);
-                }
-                mine.leave();
-            };
-            if let Err(error) = self.movers.task(task) {
-                work.fail(error);
-                work.leave();
+        work.employ(pieces);
+        let hands = {
+            let now = Instant::now();
+            let mut pool = self.pool();
+            for _ in 0..pieces {
+                let piece = Piece {
+                    work: Arc::clone(&work),
+                    again: Vec::new(),
+                    failure: None,
+                    tries: 0,
+                };
+                pool.join(piece, now);
+            }
+            pool.hire(now)
+        };
+        // Where somebody comes all the same, that is enough.
+        let hired = self
+            .hire(hands)
+            .or_else(|error| self.pool().is_attended().then_some(()).ok_or(error));
+        let unseen = self.pool().needs_usher();
+        if let Err(error) = hired.and_then(|()| if unseen { self.usher() } else { Ok(()) }) {
+            let waiting = self.pool().take_out(|place| Arc::ptr_eq(&place.waiter.work, &work));
+            for piece in waiting {
+                piece.fail(error.clone());
             }
         }
     }
@@ -138,213 +319,17 @@ impl Link for TcpLink {
     }
 
     fn run_inline(self: Arc<Self>, work: &Arc<Work>) {
-        work.employ(1);
-        if let Err(error) = self.run(work) {
-            work.fail(error);
-        }
-        work.leave();
+        self.start(Arc::clone(work));
     }
 
     fn shut_down(&self) {
-        self.idle.lock().expect("no holder panics").clear();
+        // Those that wait are let go by whoever looks after them: here others may hold locks.
+        let idle = self.pool().close();
+        drop(idle);
     }
 }
 
 /// Whether bytes go through pinned memory at one of the ends.
 fn staged(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> bool {
     local.iter().any(|memory| memory.device().is_some()) || remote.iter().any(|region| region.is_device())
-}
-
-/// One thread's turn on one stream.
-struct Stream<'a> {
-    socket: &'a Socket,
-    stagings: &'a Stagings,
-    peer: PeerKey,
-    work: &'a Work,
-    batch: IoBatch<'a>,
-    /// Requests whose answer is still to come, oldest first.
-    sent: VecDeque<(Range<u64>, u64)>,
-}
-
-impl Stream<'_> {
-    fn run(&mut self) -> Result<()> {
-        loop {
-            while self.sent.len() < DEPTH
-                && let Some(units) = self.work.claim()
-            {
-                self.post(units)?;
-            }
-            let Some((units, bytes)) = self.sent.pop_front() else {
-                return Ok(());
-            };
-            self.settle(&units, bytes)?;
-            self.work.add_bytes(bytes);
-        }
-    }
-
-    /// Sends one request; for writes, with its payload.
-    fn post(&mut self, units: Range<u64>) -> Result<()> {
-        match &self.work.program {
-            Program::Own(walk) => {
-                let bytes = walk.unit_bytes() * (units.end - units.start);
-                let target = Target::Claim {
-                    transfer: self.work.id(),
-                    first_unit: units.start,
-                    units: units.end - units.start,
-                };
-                self.send(target, bytes, &[], units)
-            }
-            Program::Joint(plan) => self.post_spans(plan, units),
-        }
-    }
-
-    /// Names the peer's spans one by one, in as many requests as it takes.
-    fn post_spans(&mut self, plan: &Plan, units: Range<u64>) -> Result<()> {
-        for start in units.clone().step_by(MAX_SPANS) {
-            let part = start..(start + MAX_SPANS as u64).min(units.end);
-            let (mut spans, mut count, mut bytes) = (Vec::new(), 0_u32, 0);
-            let flow = plan.walk(part.clone(), |run| {
-                let far = if self.work.direction == Direction::Read {
-                    run.src
-                } else {
-                    run.dst
-                };
-                let region = self.work.remote[far.region as usize].id;
-                WireSpan {
-                    region,
-                    offset: far.offset,
-                    len: run.len,
-                }
-                .encode(&mut spans);
-                count += 1;
-                bytes += run.len;
-                ControlFlow::Continue(())
-            });
-            debug_assert!(flow.is_continue());
-            if self.sent.len() == DEPTH
-                && let Some((units, bytes)) = self.sent.pop_front()
-            {
-                self.settle(&units, bytes)?;
-                self.work.add_bytes(bytes);
-            }
-            self.send(Target::Spans { count }, bytes, &spans, part)?;
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, target: Target, bytes: u64, spans: &[u8], units: Range<u64>) -> Result<()> {
-        let verb = if self.work.direction == Direction::Read {
-            Verb::Get
-        } else {
-            Verb::Put
-        };
-        let mut head = Request { verb, target, bytes }.encode().to_vec();
-        head.extend_from_slice(spans);
-        self.socket.write_all(&head, &self.work.core.stop)?;
-        if verb == Verb::Put {
-            self.payload(&units)?;
-        }
-        self.sent.push_back((units, bytes));
-        Ok(())
-    }
-
-    /// Reads the answer to the oldest request; for reads, with its payload.
-    fn settle(&mut self, units: &Range<u64>, bytes: u64) -> Result<()> {
-        let stop = &self.work.core.stop;
-        let mut raw = [0; Response::SIZE];
-        self.socket.read_exact(&mut raw, stop)?;
-        let response = Response::decode(&raw)?;
-        if response.code != 0 {
-            let mut message = vec![0; usize::from(response.message_len)];
-            self.socket.read_exact(&mut message, stop)?;
-            return Err(response.error(&message));
-        }
-        if response.bytes != bytes {
-            return Err(Error::new(
-                ErrorKind::Integrity,
-                "tcp",
-                format!(
-                    "the peer holds `{}` bytes for units that are `{bytes}` bytes here",
-                    response.bytes
-                ),
-            )
-            .with_hint("the two layouts mean different things; compare the fingerprints"));
-        }
-        if self.work.direction == Direction::Read {
-            self.payload(units)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Scatters the next bytes of the stream into our pages, or gathers them from there.
-    fn payload(&mut self, units: &Range<u64>) -> Result<()> {
-        let work = self.work;
-        let flow = Flow {
-            stagings: self.stagings,
-            socket: self.socket,
-            peer: self.peer,
-            sends: work.direction == Direction::Write,
-            stop: &work.core.stop,
-        };
-        let mut pages = Pages::new(std::mem::take(&mut self.batch));
-        if flow.sends {
-            pages.prepare(flow, &self.gpus(units), flow.stop)?;
-        }
-        let mut bytes = 0;
-        let mut failure = None;
-        self.places(units, |span| {
-            bytes += span.len;
-            match pages.push(flow, &work.local[span.region as usize], span.offset, span.len) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    failure = Some(error);
-                    ControlFlow::Break(())
-                }
-            }
-        });
-        failure.map_or(Ok(()), Err)?;
-        pages.finish(flow)?;
-        // The owner stages all of it, if its memory is of a GPU.
-        let far = work.remote.iter().any(|region| region.is_device());
-        work.add_staged(if far { bytes } else { pages.staged });
-        work.add_runs(pages.pieces);
-        self.batch = pages.into_batch();
-        Ok(())
-    }
-
-    /// Our places of some units, in the order of the stream.
-    fn places(&self, units: &Range<u64>, mut visit: impl FnMut(Span) -> ControlFlow<()>) {
-        let _ = match &self.work.program {
-            Program::Own(walk) => walk.walk(units.clone(), visit),
-            Program::Joint(plan) => plan.walk(units.clone(), |run| {
-                let near = if self.work.direction == Direction::Read {
-                    run.dst
-                } else {
-                    run.src
-                };
-                visit(Span {
-                    region: near.region,
-                    offset: near.offset,
-                    len: run.len,
-                })
-            }),
-        };
-    }
-
-    /// The GPUs whose pages some units are.
-    fn gpus(&self, units: &Range<u64>) -> Vec<Gpu> {
-        let local = &self.work.local;
-        let gpus = gpus_of(local);
-        if gpus.len() + usize::from(local.iter().any(|memory| memory.device().is_none())) < 2 {
-            return gpus;
-        }
-        let mut touched = vec![false; local.len()];
-        self.places(units, |span| {
-            touched[span.region as usize] = true;
-            ControlFlow::Continue(())
-        });
-        let memory = local.iter().zip(touched);
-        gpus_of(memory.filter_map(|(memory, touched)| touched.then_some(memory)))
-    }
 }

@@ -14,21 +14,46 @@ use pdkv_device::IoBatch;
 use super::codec::{MAX_MESSAGE, Response};
 use super::pages::{Flow, Pages, gpus_of};
 use super::socket::Socket;
+use crate::dial::{STREAM_FULL, STREAM_READY};
 use crate::shared::Shared;
 use crate::transport::request::{Request, Target, Verb, WireSpan};
 use crate::transport::serving::{Permit, Place, Serving, raw_spans};
 
-/// Serves a data stream of the peer on a thread of its own.
+/// What the initiator of a data stream hears before it asks for anything.
+#[derive(Clone, Copy)]
+pub(crate) struct Greeting {
+    /// It waits to hear that the stream is taken on.
+    pub(crate) ready: bool,
+    /// It understands that there are too many; else the end of the stream says so.
+    pub(crate) full: bool,
+}
+
+/// Takes on a data stream of the peer, to serve it on a thread of its own, and says whether.
 ///
 /// # Errors
-/// `Capacity` when the system gives no thread.
-pub(crate) fn serve_stream(shared: &Arc<Shared>, peer: PeerKey, socket: Socket) -> Result<()> {
-    let socket = shared.streams.enter(peer, socket)?;
+/// `Capacity` when the peer has as many as it may have, or the system gives no thread; `PeerLost` when it is gone already.
+pub(crate) fn serve_stream(shared: &Arc<Shared>, peer: PeerKey, socket: Socket, greeting: Greeting) -> Result<()> {
+    let socket = Arc::new(socket);
+    let taken = take_on(shared, peer, &socket);
+    let word = match &taken {
+        Ok(()) => greeting.ready.then_some(STREAM_READY),
+        Err(error) => (greeting.full && error.kind() == ErrorKind::Capacity).then_some(STREAM_FULL),
+    };
+    // One byte on a fresh stream waits for nobody.
+    let told = word.map_or(Ok(()), |word| socket.write_all(&[word], &AtomicBool::new(false)));
+    if told.is_err() {
+        socket.shut_down();
+    }
+    taken.and(told)
+}
+
+fn take_on(shared: &Arc<Shared>, peer: PeerKey, socket: &Arc<Socket>) -> Result<()> {
+    shared.streams.enter(peer, socket)?;
     // The peer may have been lost since its token was looked up; then nobody else would shut this.
     if !shared.lock().peers.contains_key(&peer) {
         shared.streams.shut_down(peer);
     }
-    let shared = Arc::clone(shared);
+    let (shared, socket) = (Arc::clone(shared), Arc::clone(socket));
     crate::mover::spawn("pdkv-serve", move || serve(&shared, peer, &socket))
 }
 

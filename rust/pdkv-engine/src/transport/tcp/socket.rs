@@ -16,8 +16,8 @@ use rustix::net::Shutdown;
 /// How long one look at the stop flag may be delayed.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Data streams one peer may have: what `tcp_streams` can ask for, twice, for those being replaced.
-const MAX_STREAMS: usize = 128;
+/// Data streams one peer may have: as many as it uses at once, and as many that it has closed and that are still being served.
+pub(super) const MAX_STREAMS: usize = 128;
 
 /// One data stream, closed on drop.
 pub(crate) struct Socket {
@@ -88,8 +88,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// # Errors
     /// `Capacity` when the peer has as many streams as any may have: each costs a thread here.
-    pub(crate) fn enter(&self, peer: PeerKey, socket: Socket) -> Result<Arc<Socket>> {
-        let socket = Arc::new(socket);
+    pub(crate) fn enter(&self, peer: PeerKey, socket: &Arc<Socket>) -> Result<()> {
         let mut book = self.book.lock().expect("no holder panics");
         let list = book.entry(peer).or_default();
         list.retain(|stream| stream.strong_count() > 0);
@@ -100,8 +99,8 @@ impl Streams {
                 format!("the peer has `{MAX_STREAMS}` data streams already"),
             ));
         }
-        list.push(Arc::downgrade(&socket));
-        Ok(socket)
+        list.push(Arc::downgrade(socket));
+        Ok(())
     }
 
     pub(crate) fn shut_down(&self, peer: PeerKey) {
