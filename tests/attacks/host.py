@@ -7,6 +7,7 @@ transfers and peers stay here; the test knows them by number.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import resource
 import signal
@@ -415,6 +416,10 @@ class Host(Piping):
         while self.fillers:
             os.close(self.fillers.pop())
 
-    def shut_down(self) -> None:
-        """Closes the engine in order."""
-        self.engine.close()
+    def shut_down(self) -> tuple[bool, list[str]]:
+        """Closes the engine in order; returns what it says of its memory, and what it logs."""
+        logged = []
+        log = logging.Handler(logging.WARNING)
+        log.emit = lambda record: logged.append(record.getMessage())
+        logging.getLogger("pdkv.engine").addHandler(log)
+        return self.engine.close(), logged

@@ -84,6 +84,19 @@ def test_stopped_writer_keeps_its_offer_until_it_is_dead(start, transport, patie
 
 
 @follows_the_machine
+def test_an_engine_that_closes_says_whether_its_memory_may_be_reused(start, transport, patience_s):
+    owner, writer, _ = claimed_and_stopped(start, transport, patience_s)
+    until(lambda: owner.do("peer_names") == [], "the loss of the writer")
+    quiet, logged = owner.do("shut_down")
+    assert not quiet  # the writer lives
+    assert [line for line in logged if "`owner` is closed, but" in line] == logged != []
+    assert owner.do("shut_down") == (False, [])  # it knows no more than then
+    writer.go_on()
+    writer.do("outcome", writer.result())
+    assert writer.do("shut_down") == (True, [])
+
+
+@follows_the_machine
 def test_stopped_writer_gives_its_offer_back_when_it_goes_on(start, transport, patience_s):
     owner, writer, offer = claimed_and_stopped(start, transport, patience_s)
     until(lambda: owner.do("peer_names") == [], "the loss of the writer")

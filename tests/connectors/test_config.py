@@ -57,6 +57,7 @@ def test_what_the_user_wrote_wins_over_the_connectors_own_defaults():
         ("staging_patience", float("inf")),
         ("kv_lease_duration", 0),
         ("kv_lease_duration", "30"),
+        ("kv_lease_duration", 3601),
         ("transfer_timeout", -1),
         ("transfer_timeout", float("inf")),
         ("connect_timeout", float("nan")),

@@ -227,6 +227,41 @@ def test_every_bad_reference_has_its_own_error(pair):
     assert outcome(text.replace('"num_tokens":16', '"num_tokens":17')) is pdkv.ReferenceForgedError
 
 
+def test_no_lease_is_cut_without_a_word(pair):
+    producer, consumer = pair
+    for pin in (producer.cache.export, producer.cache.offer):
+        with pytest.raises(pdkv.ConfigError, match="`7200s`, longer than any may be") as caught:
+            pin([1], lease_s=7200)
+        assert "3600s" in caught.value.hint
+        pin([1], lease_s=3600).release()
+    export = producer.cache.export([1], lease_s=60)
+    with pytest.raises(pdkv.ConfigError, match="`7200s`"):
+        export.renew(7200)
+    assert 60 < export.renew(3600) <= 3600
+    peer = consumer.engine.connect(producer.engine.address)
+    assert 60 < peer.renew(export.reference, 7200, timeout_s=60) <= 3600  # the owner says what it gives
+    export.release()
+    with pytest.raises(pdkv.ReferenceReleasedError) as caught:
+        export.renew(1)
+    assert caught.value.operation == "renew"
+
+
+def test_how_long_a_transfer_may_keep_blocks_is_the_owners_to_say():
+    with (
+        pdkv.Engine("owner", transports=["tcp"], max_claim_s=0.001) as owner,
+        pdkv.Engine("consumer", listen=None, transports=["tcp"]) as consumer,
+    ):
+        # 64 MiB take longer than a millisecond anywhere.
+        ours, theirs = (
+            engine.register_kv_cache(np.empty((1, 64, 1, 16, 1 << 16), np.uint8), layout="LBHNC", block_tokens=16)
+            for engine in (owner, consumer)
+        )
+        consumer.connect(owner.address)
+        transfer = theirs.pull(ours.export(range(64)).reference, into=range(64), timeout_s=600)
+        with pytest.raises(pdkv.TransferTimeoutError):
+            transfer.wait(600)
+
+
 def test_whether_a_pull_would_wait_can_be_known_before(pair):
     """A cache that its owner has not told of it may be about to."""
     producer, consumer = pair
@@ -301,8 +336,12 @@ def test_regions_of_the_wrong_engine_are_refused(pair):
             peer.read(nonsense, theirs.describe())
     with pytest.raises(pdkv.LayoutError, match="shape"):
         peer.read((mine, np.zeros((2, 3), np.int64)), theirs.describe())
-    with pytest.raises(pdkv.RegionError, match="not a part"):
-        peer.read((mine, np.array([[-8, 8]])), theirs.describe())
+    for pair, bad in (([-8, 8], "`8` bytes from offset `-8`"), ([0, -1], "`-1` bytes from offset `0`")):
+        with pytest.raises(pdkv.RegionError, match=f"{bad} are not a part of `8` bytes"):
+            peer.read((mine, np.array([pair])), theirs.describe())
+    with pytest.raises(pdkv.LayoutError, match="a `ndarray` of `float64`") as caught:
+        peer.read((mine, np.array([[0.0, 8.0]])), theirs.describe())
+    assert "int64" in caught.value.hint
 
 
 def test_memory_with_gaps_is_refused(pair):
@@ -327,6 +366,9 @@ def test_settings_are_checked():
         ({"staging_patience_s": 0}, "staging_patience"),
         ({"staging_patience_s": -1}, "staging_patience_s"),
         ({"lease_s": float("nan")}, "lease_s"),
+        ({"lease_s": 3601}, "3601s"),
+        ({"max_claim_s": 0}, "max_claim"),
+        ({"max_claim_s": -1}, "max_claim_s"),
     ]:
         with pytest.raises(pdkv.ConfigError, match=name):
             pdkv.Engine("bad", **settings)
@@ -345,6 +387,8 @@ def test_who_is_connected(pair):
     assert consumer.engine.stats["peers"] >= 1
     peer.close()
     peer.close()
+    assert {usable for _, usable, _ in peer.links()} == {False}
+    assert all("was closed here" in why for _, _, why in peer.links())
 
 
 def test_nobody_there():

@@ -6,6 +6,9 @@ use core::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// Longest lease an export can be given, by default.
+pub const MAX_LEASE: Duration = Duration::from_secs(3600);
+
 /// How one [`Node`](crate::node::Node) behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
@@ -15,7 +18,8 @@ pub struct NodeConfig {
     pub peer_timeout: Duration,
     /// Lease of an export whose caller names none. Short, because renewals extend it.
     pub lease: Duration,
-    /// Longest lease anyone can get, by the first grant or by renewal, counted from that moment.
+    /// Longest lease anyone can get, by the first grant or by renewal, counted from that moment. Who asks here for more is
+    /// refused; a peer that asks for more is told how much it got.
     pub max_lease: Duration,
     /// Longest time one claim may keep an export pinned.
     pub max_claim: Duration,
@@ -40,7 +44,7 @@ impl Default for NodeConfig {
             heartbeat: Duration::from_secs(1),
             peer_timeout: Duration::from_secs(5),
             lease: Duration::from_secs(30),
-            max_lease: Duration::from_secs(3600),
+            max_lease: MAX_LEASE,
             max_claim: Duration::from_secs(300),
             max_exports: 65_536,
             max_transfers_per_peer: 4096,
@@ -99,6 +103,22 @@ impl NodeConfig {
             ));
         }
         Ok(())
+    }
+
+    /// Checks a lease that somebody here asks for.
+    ///
+    /// # Errors
+    /// `Config` when it is longer than any may be.
+    pub fn check_lease(&self, lease: Duration, operation: &'static str) -> Result<()> {
+        if lease <= self.max_lease {
+            return Ok(());
+        }
+        let text = format!("the lease is `{lease:?}`, longer than any may be");
+        let hint = format!(
+            "at most {:?}: renew it as long as the blocks are wanted",
+            self.max_lease
+        );
+        Err(Error::new(ErrorKind::Config, operation, text).with_hint(hint))
     }
 }
 

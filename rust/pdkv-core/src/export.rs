@@ -84,8 +84,8 @@ impl ExportState {
         !matches!(self, Self::Active | Self::Expiring | Self::Releasing)
     }
 
-    /// The error a claim on an export in this state gets, if any.
-    pub(crate) fn refusal(self) -> Option<Error> {
+    /// The error that an operation on an export in this state gets, if any.
+    pub(crate) fn refusal(self, operation: &'static str) -> Option<Error> {
         let (kind, text) = match self {
             Self::Active => return None,
             Self::Done => (ErrorKind::ReferenceUsed, "every consumer of the export has had it"),
@@ -96,7 +96,7 @@ impl ExportState {
             Self::Unknown => (ErrorKind::ReferenceUnknown, "the owner knows no such export"),
         };
         let hint = "it cannot become valid again: ask the owner for a new one, or recompute the prefix";
-        Some(Error::new(kind, "claim", text).with_hint(hint))
+        Some(Error::new(kind, operation, text).with_hint(hint))
     }
 }
 

@@ -262,3 +262,28 @@ fn a_claim_that_is_taken_back_ends_at_once() {
     pair.owner.take_back(pair.now, TO_INITIATOR, transfer, &moved_away());
     assert_eq!(pair.owner.stats().claims_revoked, 1);
 }
+
+#[test]
+fn who_asks_for_too_long_a_lease_here_is_refused_and_a_peer_is_told_what_it_got() {
+    let mut pair = Pair::new();
+    let reference = pair.export(ExportKind::Export, 4, 2, 1);
+    let most = S * 3600;
+    let refusal = pair.owner.renew(pair.now, reference.export_id, most + S);
+    assert_eq!(refusal.expect_err("too long").kind(), ErrorKind::Config);
+    let request = pair
+        .initiator
+        .renew_remote(pair.now, TO_OWNER, reference.clone(), most * 2)
+        .expect("up");
+    let (actions, _) = pair.exchange();
+    let answer = actions.iter().find_map(|a| match a {
+        Action::Renewed { request: r, result, .. } if *r == request => result.as_ref().ok(),
+        _ => None,
+    });
+    assert_eq!(answer, Some(&most));
+    pair.owner.release(pair.now, reference.export_id).expect("alive");
+    let refusal = pair.owner.renew(pair.now, reference.export_id, S).expect_err("ended");
+    assert_eq!(
+        (refusal.kind(), refusal.operation()),
+        (ErrorKind::ReferenceReleased, "renew")
+    );
+}

@@ -29,7 +29,7 @@ pub struct EngineConfig {
     pub heartbeat: Duration,
     /// Silence after which a peer counts as lost. Default 10 s; must exceed two heartbeats.
     pub peer_timeout: Duration,
-    /// The longest a granted claim may pin an export. Default 120 s.
+    /// The longest a granted claim may pin an export: a peer's transfer that takes longer is ended. Default 120 s.
     pub max_claim: Duration,
     /// How long the progress thread polls after traffic before it sleeps, and how long a caller that
     /// waits for a transfer reads the answers itself. Default 100 µs; buys latency with CPU, and only

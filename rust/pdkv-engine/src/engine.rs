@@ -77,10 +77,8 @@ struct Owner {
 }
 
 impl Owner {
-    fn close(&self, patience: Duration) {
-        if self.shared.at_home() {
-            close(&self.shared, patience);
-        }
+    fn close(&self, patience: Duration) -> bool {
+        self.shared.at_home() && close(&self.shared, patience)
     }
 }
 
@@ -343,14 +341,16 @@ impl Engine {
     /// Ends everything: exports are released, peers are told, threads end. Waits, for five seconds at
     /// most, until peers have stopped writing into offered blocks and transfers are quiesced; dropping the
     /// last handle does not. Doing it twice is no error, and in a forked child it does nothing.
-    pub fn close(&self) {
-        self.owner.close(CLOSE_WAIT);
+    ///
+    /// Gives whether that is so: after `false` something may still touch the memory. A forked child doesn't know.
+    pub fn close(&self) -> bool {
+        self.owner.close(CLOSE_WAIT)
     }
 }
 
-fn close(shared: &Arc<Shared>, patience: Duration) {
+fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
     if shared.closed.swap(true, Ordering::AcqRel) {
-        return;
+        return is_quiet(shared);
     }
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -369,9 +369,8 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     }
     shared.pipes.close();
     shared.movers.close();
-    wait_until(left(), || {
-        shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut()
-    });
+    wait_until(left(), || is_quiet(shared));
+    let quiet = is_quiet(shared);
     shared.ucx.close();
     shared.gpus.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.
@@ -380,6 +379,13 @@ fn close(shared: &Arc<Shared>, patience: Duration) {
     // The progress thread looks at the flag when it wakes.
     let _ = shared.waker.wake();
     shared.stopped.wait(patience);
+    quiet
+}
+
+/// Whether nobody touches the memory any more, neither this engine nor a peer that was let write.
+fn is_quiet(shared: &Shared) -> bool {
+    let runs_none = shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut();
+    runs_none && shared.lock().node.writers() == 0
 }
 
 /// Looks every millisecond; what is waited for nearly always holds at once.

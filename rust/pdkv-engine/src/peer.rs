@@ -107,8 +107,9 @@ impl Peer {
 
     /// Every transport of this engine: usable with this peer, or why not.
     pub fn links(&self) -> Vec<LinkInfo> {
+        let alive = self.link.check_alive().map_err(|error| error.message().to_owned());
         let info = |way: &Way| {
-            let usable = way.link.as_ref().map_err(Clone::clone);
+            let usable = alive.clone().and(way.link.as_ref().map_err(Clone::clone));
             // A link may have lost what it rode on since it was found.
             let usable = usable.and_then(|link| link.reaches(&[], &[]).map(|()| link.detail()));
             LinkInfo {

@@ -5,6 +5,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pyo3::buffer::{Element, ElementType, PyUntypedBuffer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::enter;
 
@@ -112,6 +113,10 @@ fn from_items(ids: &Bound<'_, PyAny>) -> PyResult<Ids> {
     let mut wide = Vec::with_capacity(ids.len().unwrap_or(0));
     for (index, item) in items.enumerate() {
         let item = item?;
+        // To Python a bool is an integer; in a list of block ids it is a mask, which means something else.
+        if item.is_instance_of::<PyBool>() {
+            return Err(refused(py, format!("block id at index `{index}` is a `bool`")));
+        }
         let id = item.extract::<i64>().map_err(|error| {
             if error.is_instance_of::<PyOverflowError>(py) {
                 refused(py, format!("block id `{item}` at index `{index}` is out of range"))

@@ -89,7 +89,7 @@ impl PyKvCache {
     ///     num_tokens: Tokens whose KV the blocks hold; full blocks by default.
     ///     digest: What the tokens are, at most 64 bytes: a consumer may state what it expects. Empty by default.
     ///     consumers: How many may have it; one by default.
-    ///     lease_s: How long it stays without being renewed.
+    ///     lease_s: How long it stays without being renewed, 3600 at most.
     ///     reference: The reference that this cache's `Issuer` minted for it. Then tokens, digest and consumers are the
     ///         reference's and need not be stated, and consumers who came before are answered now.
     ///     stream: The CUDA stream that writes the blocks: its handle, or an object with `__cuda_stream__` or
@@ -102,8 +102,8 @@ impl PyKvCache {
     ///     ReferenceRestartedError: Another life of the engine issued the reference.
     ///     ReferenceForgedError: The reference was altered, or this engine never issued it.
     ///     ReferenceMismatchError: The reference is for another digest or another kind of cache.
-    ///     ConfigError: The reference is for another cache of this engine, or for other tokens or consumers; or `stream`
-    ///         is no stream, or captures a graph.
+    ///     ConfigError: The reference is for another cache of this engine, or for other tokens or consumers; the lease is
+    ///         longer than one may be; or `stream` is no stream, or captures a graph.
     ///     DeviceError: The CUDA driver fails, or something that was asked of the stream has.
     #[pyo3(signature = (
         block_ids, *, num_tokens=None, digest=None, consumers=None, lease_s=None, reference=None, stream=None,
@@ -156,13 +156,13 @@ impl PyKvCache {
     ///     block_ids: Block ids in the order of the tokens, none twice.
     ///     num_tokens: Tokens whose KV the blocks will hold; full blocks by default.
     ///     digest: What the tokens are, at most 64 bytes.
-    ///     lease_s: How long it stays without being renewed.
+    ///     lease_s: How long it stays without being renewed, 3600 at most.
     ///     stream: The CUDA stream that still uses the blocks, as for `export`.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range or twice.
     ///     RegionError: The memory is read-only.
-    ///     ConfigError: `stream` is no stream, or captures a graph.
+    ///     ConfigError: The lease is longer than one may be; or `stream` is no stream, or captures a graph.
     ///     DeviceError: The CUDA driver fails, or something that was asked of the stream has.
     #[pyo3(
         signature = (block_ids, *, num_tokens=None, digest=b"".as_slice(), lease_s=None, stream=None),
@@ -192,7 +192,7 @@ impl PyKvCache {
     ///     first_block: Position of the first block to pull within the export.
     ///     layers: `(first, count)` of the layers to pull; all by default.
     ///     digest: What the tokens must be; the owner refuses when the export's digest differs.
-    ///     timeout_s: The transfer's deadline.
+    ///     timeout_s: The transfer's deadline. The owner ends it after its `max_claim_s`, 120 by default, if that is sooner.
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.
@@ -248,7 +248,7 @@ impl PyKvCache {
     ///     first_block: Position of the first block to fill within the offer.
     ///     layers: `(first, count)` of the layers to push; all by default.
     ///     digest: What the tokens are; the owner refuses when the offer's digest differs.
-    ///     timeout_s: The transfer's deadline.
+    ///     timeout_s: The transfer's deadline. The owner ends it after its `max_claim_s`, 120 by default, if that is sooner.
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     require_direct: Refuse a transport that stages bytes on the way.
     ///     peer: The connection to use; by default the one to the engine that the reference names.

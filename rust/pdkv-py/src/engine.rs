@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pdkv_core::config::NodeConfig;
 use pdkv_core::id::Incarnation;
 use pdkv_core::shard::Shard;
 use pdkv_core::{Error, ErrorKind, Result};
@@ -50,7 +51,9 @@ pub(crate) struct Handle {
 ///         authenticated in this release.
 ///     heartbeat_s: How often an idle connection says that it is alive.
 ///     peer_timeout_s: Silence after which a peer counts as lost.
-///     lease_s: The lease of an export that names none; 30 s by default.
+///     lease_s: The lease of an export that names none; 30 s by default, 3600 s at most.
+///     max_claim_s: The longest that one transfer of a peer may keep blocks of this engine pinned, whatever its `timeout_s`;
+///         120 s by default. A transfer that takes longer ends as a `TransferTimeoutError`.
 ///     ucx: Settings of the `ucx` transport, a `UcxConfig`.
 ///     staging_bytes: Bytes of pinned host memory for each GPU through which its memory goes by `tcp`, 64 MiB by default;
 ///         taken in steps of 4 MiB as transfers need it, and 0 has such transfers refused.
@@ -67,10 +70,10 @@ impl PyEngine {
     #[new]
     #[pyo3(signature = (
         name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
-        heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None,
+        heartbeat_s=None, peer_timeout_s=None, lease_s=None, max_claim_s=None, ucx=None,
         staging_bytes=None, staging_patience_s=None,
     ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
-        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, ucx=None, \
+        insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, max_claim_s=None, ucx=None, \
         staging_bytes=None, staging_patience_s=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -84,6 +87,7 @@ impl PyEngine {
         #[pyo3(from_py_with = number::optional_seconds)] heartbeat_s: Option<f64>,
         #[pyo3(from_py_with = number::optional_seconds)] peer_timeout_s: Option<f64>,
         #[pyo3(from_py_with = number::optional_seconds)] lease_s: Option<f64>,
+        #[pyo3(from_py_with = number::optional_seconds)] max_claim_s: Option<f64>,
         ucx: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::staging_bytes)] staging_bytes: Option<u64>,
         #[pyo3(from_py_with = number::optional_seconds)] staging_patience_s: Option<f64>,
@@ -104,7 +108,9 @@ impl PyEngine {
         config.peer_timeout = enter::timeout(py, "peer_timeout_s", peer_timeout_s)?.unwrap_or(config.peer_timeout);
         let patience = enter::timeout(py, "staging_patience_s", staging_patience_s)?;
         config.staging_patience = patience.unwrap_or(config.staging_patience);
+        config.max_claim = enter::timeout(py, "max_claim_s", max_claim_s)?.unwrap_or(config.max_claim);
         let lease = enter::duration(py, "lease_s", lease_s.unwrap_or(30.0))?;
+        enter::attached(py, || NodeConfig::default().check_lease(lease, "lease_s"))?;
         let engine = enter::detached(py, || Engine::new(name, config))?;
         Ok(Self(Arc::new(Handle { engine, lease })))
     }
@@ -129,14 +135,14 @@ impl PyEngine {
 
     /// The connected peers: `(name, whether this engine connected to it)` of each.
     #[getter]
-    fn peers(&self) -> Vec<(String, bool)> {
-        self.0.engine.peers()
+    fn peers(&self, py: Python<'_>) -> PyResult<Vec<(String, bool)>> {
+        enter::detached(py, || Ok(self.0.engine.peers()))
     }
 
     /// Counters: what the engine has done and holds.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.0.engine.stats();
+        let stats = enter::detached(py, || Ok(self.0.engine.stats()))?;
         let counters = PyDict::new(py);
         counters.set_item("peers", stats.peers)?;
         counters.set_item("live_exports", stats.live_exports)?;
@@ -289,7 +295,7 @@ impl PyEngine {
     ///     PeerUnreachableError: There is no connection to it.
     fn peer_for(&self, py: Python<'_>, reference: &Bound<'_, PyAny>) -> PyResult<PyPeer> {
         let reference = reference::read(reference)?;
-        let peer = enter::attached(py, || self.0.engine.peer_for(&reference))?;
+        let peer = enter::detached(py, || self.0.engine.peer_for(&reference))?;
         Ok(PyPeer::new(peer, &self.0))
     }
 
@@ -355,11 +361,21 @@ impl PyEngine {
 
     /// Stops what is running and tells the peers. Waits, for a few seconds at most, until nothing touches the
     /// memory any more. Closing twice is fine.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        enter::detached(py, || {
-            self.0.engine.close();
-            Ok(())
-        })
+    ///
+    /// Returns:
+    ///     Whether nothing touches the memory any more. If something may, a warning is logged too, by `pdkv.engine`: let the
+    ///     memory be as long as the peers live. `False` in a fork of the engine's process, where it does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<bool> {
+        let first = !self.0.engine.closed();
+        let quiet = enter::detached(py, || Ok(self.0.engine.close()))?;
+        // In a fork the engine is never closed.
+        if first && !quiet && self.0.engine.closed() {
+            let text = "engine `%s` is closed, but a peer or a copy may still touch its memory: don't reuse it yet";
+            py.import(pyo3::intern!(py, "logging"))?
+                .call_method1(pyo3::intern!(py, "getLogger"), ("pdkv.engine",))?
+                .call_method1(pyo3::intern!(py, "warning"), (text, self.name()))?;
+        }
+        Ok(quiet)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -368,7 +384,7 @@ impl PyEngine {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
+        self.close(py).map(|_quiet| ())
     }
 
     fn __repr__(&self) -> String {

@@ -16,7 +16,8 @@ use crate::errors;
 /// The longest a wait goes without looking for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Runs `call`, which returns at once, without letting go of the interpreter.
+/// Runs `call`, which returns at once, without letting go of the interpreter. It takes no lock that another thread may
+/// hold for long: not the one of the engine's state.
 pub(crate) fn attached<T>(py: Python<'_>, call: impl FnOnce() -> Result<T>) -> PyResult<T> {
     guarded(call).map_err(|error| errors::to_python(py, &error))
 }

@@ -42,13 +42,14 @@ impl PyExport {
         self.0.state().as_str()
     }
 
-    /// Makes the lease end `lease_s` from now, unless it lasts longer already.
+    /// Makes the lease end `lease_s` from now, 3600 at most, unless it lasts longer already.
     ///
     /// Returns:
     ///     The seconds that remain.
     ///
     /// Raises:
     ///     StaleReferenceError: It ended already.
+    ///     ConfigError: That is longer than a lease may be.
     fn renew(&self, py: Python<'_>, #[pyo3(from_py_with = number::seconds)] lease_s: f64) -> PyResult<f64> {
         let lease = enter::duration(py, "lease_s", lease_s)?;
         enter::detached(py, || self.0.renew(lease)).map(|left| left.as_secs_f64())

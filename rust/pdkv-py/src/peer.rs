@@ -219,7 +219,7 @@ impl PyPeer {
     ///     CapacityError: They are too many, or too many wait to be sent.
     ///     PeerLostError: The connection is gone.
     fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
-        enter::attached(py, || self.inner.notify(message))
+        enter::detached(py, || self.inner.notify(message))
     }
 
     /// Opens a pipe to the peer, where `Engine.accept_pipe` accepts it under the same name.
@@ -255,7 +255,7 @@ impl PyPeer {
     /// Asks the owner of an export to make its lease end `lease_s` from now, unless it lasts longer already.
     ///
     /// Returns:
-    ///     The seconds that remain, as the owner answered.
+    ///     The seconds that remain, as the owner answered: 3600 at most, however many were asked for.
     ///
     /// Raises:
     ///     StaleReferenceError: The export ended.
@@ -293,7 +293,7 @@ impl PyPeer {
     ) -> PyResult<bool> {
         let reference = reference::read(reference)?;
         let timeout = enter::duration(py, "timeout_s", timeout_s)?;
-        let known = enter::attached(py, || self.inner.await_cache(&reference, Duration::ZERO))?;
+        let known = enter::detached(py, || self.inner.await_cache(&reference, Duration::ZERO))?;
         if known || timeout.is_zero() {
             return Ok(known);
         }

@@ -1,11 +1,14 @@
 //! Byte ranges of regions, here or at a peer, and the forms in which Python gives them.
 
+use std::fmt::Display;
+
 use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::{Error, ErrorKind, Result};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::blocks::type_name;
 use crate::enter;
 use crate::number;
 use crate::region::{PyRegion, PyRegionDescriptor};
@@ -27,17 +30,29 @@ impl Stretch {
     /// A part of this stretch.
     pub(crate) fn part(self, offset: u64, len: u64) -> Result<Self> {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let what = format!(
-                "`{len}` bytes from offset `{offset}` are not a part of `{}` bytes",
-                self.len
-            );
-            return Err(Error::new(ErrorKind::Region, "span", what).with("region", self.region));
+            return Err(self.no_part(offset, len));
         }
         Ok(Self {
             offset: self.offset + offset,
             len,
             ..self
         })
+    }
+
+    /// The same of numbers that may be negative.
+    fn signed_part(self, offset: i64, len: i64) -> Result<Self> {
+        match (u64::try_from(offset), u64::try_from(len)) {
+            (Ok(from), Ok(bytes)) => self.part(from, bytes),
+            _ => Err(self.no_part(offset, len)),
+        }
+    }
+
+    fn no_part(self, offset: impl Display, len: impl Display) -> Error {
+        let what = format!(
+            "`{len}` bytes from offset `{offset}` are not a part of `{}` bytes",
+            self.len
+        );
+        Error::new(ErrorKind::Region, "span", what).with("region", self.region)
     }
 }
 
@@ -112,15 +127,13 @@ fn one(item: &Bound<'_, PyAny>) -> Option<Stretch> {
 
 fn pairs(region: Stretch, pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Stretch>> {
     let py = pairs.py();
-    let flat: Vec<u64> = if let Ok(buffer) = PyBuffer::<i64>::get(pairs) {
+    if let Ok(buffer) = PyBuffer::<i64>::get(pairs) {
         two_columns(py, &buffer)?;
-        // A negative offset becomes one that no region reaches.
-        buffer
-            .to_vec(py)?
-            .into_iter()
-            .map(|value| u64::try_from(value).unwrap_or(u64::MAX))
-            .collect()
-    } else if let Ok(buffer) = PyBuffer::<u64>::get(pairs) {
+        let flat = buffer.to_vec(py)?;
+        let parts = flat.chunks_exact(2).map(|pair| region.signed_part(pair[0], pair[1]));
+        return enter::attached(py, || parts.collect());
+    }
+    let flat: Vec<u64> = if let Ok(buffer) = PyBuffer::<u64>::get(pairs) {
         two_columns(py, &buffer)?;
         buffer.to_vec(py)?
     } else if let Ok(list) = pairs.cast::<PyList>() {
@@ -131,7 +144,7 @@ fn pairs(region: Stretch, pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Stretch>> {
         }
         flat
     } else {
-        return Err(refused(pairs));
+        return Err(refused_pairs(pairs));
     };
     enter::attached(py, || {
         flat.chunks_exact(2).map(|pair| region.part(pair[0], pair[1])).collect()
@@ -151,15 +164,23 @@ fn two_columns<T: pyo3::buffer::Element>(py: Python<'_>, buffer: &PyBuffer<T>) -
     Err(crate::errors::to_python(py, &error))
 }
 
+/// An array of something else than such integers, or no array at all.
+fn refused_pairs(pairs: &Bound<'_, PyAny>) -> PyErr {
+    let py = pairs.py();
+    let Ok(dtype) = pairs.getattr(pyo3::intern!(py, "dtype")) else {
+        return refused(pairs);
+    };
+    let text = format!("the pairs are a `{}` of `{dtype}`", type_name(pairs));
+    let error = Error::new(ErrorKind::Layout, "spans", text)
+        .with_hint("give (offset, nbytes) as a numpy array of int64 or uint64, or as a list of pairs of integers");
+    crate::errors::to_python(py, &error)
+}
+
 fn refused(item: &Bound<'_, PyAny>) -> PyErr {
-    let name = item
-        .get_type()
-        .name()
-        .map_or_else(|_| "?".to_owned(), |name| name.to_string());
     let error = Error::new(
         ErrorKind::Region,
         "spans",
-        format!("a `{name}` names no registered bytes"),
+        format!("a `{}` names no registered bytes", type_name(item)),
     )
     .with_hint(
         "give a Region, a RegionDescriptor, a Span, a list of those, or (region, pairs) with an int64 array of \

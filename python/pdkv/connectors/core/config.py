@@ -25,6 +25,8 @@ __all__ = ["Settings"]
 _OPERATION = "connector settings"
 _LAST_PORT = 65535
 _SECRET_BYTES = 16
+# No engine gives a longer lease.
+_LEASE_S = 3600.0
 # NIXL's, which one configuration may have beside pdkv's.
 _NIXLS = frozenset(
     {
@@ -175,6 +177,8 @@ class Settings:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise _bad(name, value, "give seconds, more than 0")
+        if self.kv_lease_duration > _LEASE_S:
+            raise _bad("kv_lease_duration", self.kv_lease_duration, "give 3600 at most: consumers that live renew it")
         for name in ("port", "engine_port"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_PORT:

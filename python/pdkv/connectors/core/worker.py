@@ -32,6 +32,8 @@ __all__ = ["WorkerSide"]
 _log = logging.getLogger("pdkv.connectors")
 
 _Order = TypeVar("_Order")
+# How long another instance's load may keep our blocks at least: as long as by an engine's default.
+_CLAIM_S = 120.0
 # How long a connection that no request uses stays.
 _IDLE_S = 300.0
 # How long closing waits until no transfer touches the memory any more, and for threads, which may be dialling.
@@ -168,6 +170,7 @@ def _engine(name: str, settings: Settings, rank: int) -> Engine:
             threads=settings.threads,
             insecure=settings.insecure,
             lease_s=settings.kv_lease_duration,
+            max_claim_s=max(_CLAIM_S, settings.transfer_timeout),
             ucx=settings.ucx_config(),
             staging_bytes=settings.staging_bytes,
             staging_patience_s=settings.staging_patience,

@@ -15,8 +15,8 @@ impl Node {
     /// Pins blocks for readers or a writer and issues the reference.
     ///
     /// # Errors
-    /// `Capacity` when too many exports live, `Config` for zero consumers, a zero lease, a long
-    /// digest or an id that is taken.
+    /// `Capacity` when too many exports live, `Config` for zero consumers, a lease of nothing or longer than
+    /// `max_lease`, a long digest or an id that is taken.
     pub fn export(&mut self, now: Now, spec: ExportSpec) -> Result<Reference> {
         let error = |kind, text: String| Error::new(kind, "export", text);
         if self.exports.len() >= self.config.max_exports {
@@ -34,6 +34,7 @@ impl Node {
                 format!("lease `{:?}` is shorter than a millisecond", spec.lease),
             ));
         }
+        self.config.check_lease(spec.lease, "export")?;
         let Ok(num_blocks) = u32::try_from(spec.blocks.len()) else {
             return Err(error(
                 ErrorKind::Layout,
@@ -60,8 +61,7 @@ impl Node {
         }
         .sealed(&self.identity.mac_key);
         reference.check()?;
-        let lease = spec.lease.min(self.config.max_lease);
-        self.timers.arm(Timer::Lease(spec.id), now.saturating_add(lease));
+        self.timers.arm(Timer::Lease(spec.id), now.saturating_add(spec.lease));
         self.exports.insert(spec.id, Export::new(spec));
         Ok(reference)
     }
@@ -69,13 +69,14 @@ impl Node {
     /// Extends the lease of an export of ours to `lease` from now; never shortens it.
     ///
     /// # Errors
-    /// The reference error of the state the export is in, when it has ended.
+    /// The reference error of the state the export is in, when it has ended; `Config` for more than `max_lease`.
     pub fn renew(&mut self, now: Now, export: ExportId, lease: Duration) -> Result<Duration> {
-        if let Some(refusal) = self.export_state(export).refusal() {
+        self.config.check_lease(lease, "renew")?;
+        if let Some(refusal) = self.export_state(export).refusal("renew") {
             return Err(refusal.with("export", export));
         }
         let timer = Timer::Lease(export);
-        let wanted = now.saturating_add(lease.min(self.config.max_lease));
+        let wanted = now.saturating_add(lease);
         let until = self.timers.at(timer).map_or(wanted, |at| at.max(wanted));
         self.timers.arm(timer, until);
         Ok(until.saturating_sub(now))
@@ -88,7 +89,7 @@ impl Node {
     /// `ReferenceUnknown` when there never was such an export, or it is forgotten.
     pub fn release(&mut self, now: Now, export: ExportId) -> Result<()> {
         let Some(record) = self.exports.get_mut(&export) else {
-            return match self.tombstones.state(export).refusal() {
+            return match self.tombstones.state(export).refusal("release") {
                 Some(refusal) if refusal.kind() == ErrorKind::ReferenceUnknown => Err(refusal.with("export", export)),
                 _ => Ok(()),
             };
@@ -155,7 +156,9 @@ impl Node {
     /// Life, tag and state of the export that a reference names.
     pub(super) fn check_reference(&self, reference: &Reference) -> Result<()> {
         self.check_origin(reference, "claim")?;
-        self.export_state(reference.export_id).refusal().map_or(Ok(()), Err)
+        self.export_state(reference.export_id)
+            .refusal("claim")
+            .map_or(Ok(()), Err)
     }
 
     /// Whether this life of this engine issued a reference.
@@ -179,10 +182,14 @@ impl Node {
         Ok(())
     }
 
-    /// Of an export that isn't made yet there is no lease to extend: it is unknown, as any other.
+    /// Of an export that isn't made yet there is no lease to extend: it is unknown, as any other. A peer that asks for more
+    /// than it can have gets what it can, and hears how much that is.
     pub(super) fn on_renew(&mut self, now: Now, peer: PeerKey, renew: &Renew) {
         let result = self.check_reference(&renew.reference);
-        let result = result.and_then(|()| self.renew(now, renew.reference.export_id, renew.extend));
+        let result = result.and_then(|()| {
+            let extend = renew.extend.min(self.config.max_lease);
+            self.renew(now, renew.reference.export_id, extend)
+        });
         let result = result.map_err(|error| Fault::of(&error));
         self.send(
             peer,

@@ -82,7 +82,7 @@ impl Peer {
         ToReceiver::Open { channel }.encode(&mut hello)?;
         let dial = self.link.pipes.as_ref().ok_or_else(|| {
             let text = format!("the release of `{}` has no pipes", self.name());
-            Error::new(ErrorKind::Unsupported, "open_pipe", text).with_hint("both ends need pdkv 0.2 or newer")
+            Error::new(ErrorKind::Unsupported, "open_pipe", text).with_hint("both ends need a release with pipes")
         })?;
         let stream = dial()?;
         stream.set_nonblocking(true).map_err(broken)?;
