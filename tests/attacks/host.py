@@ -251,7 +251,7 @@ class Host(Piping):
         return ends
 
     def pulls_at_once(self, reference: str, count: int, into: list[int]) -> dict[str, int]:
-        """Starts so many transfers before it waits for any; returns how many ended how, and what those say that failed."""
+        """Starts so many transfers before it waits for any; gives how many ended how, and what the failed ones say."""
         transfers = [self.cache.pull(reference, into=into, timeout_s=600.0) for _ in range(count)]
         ends: dict[str, int] = {}
         for transfer in transfers:
