@@ -243,6 +243,16 @@ def test_where_a_specification_does_not_say_how_it_is_quantised_the_setting_does
     assert cache.layout == axes
 
 
+def test_packed_layers_in_another_order_are_a_cache_of_their_own():
+    """Equal numbers of bytes are not equal bytes: one end may have the orders the other way round."""
+    backend = ROWS["FLASHINFER, nvfp4"]
+    tensors, others = allocate(backend, "LBHNC")[1], allocate(backend, "LBNHC")[1]
+    assert len(tensors) > 1
+    name = next(iter(tensors))
+    caches = vllm_caches.group_caches(tensors | {name: others[name]}, config_of(backend), **RANKS)
+    assert [list(cache.tensors) for cache in caches] == [[name], [other for other in tensors if other != name]]
+
+
 def one_group(spec: str, *, host_resident: bool = False) -> SimpleNamespace:
     config = config_of(Row("", "", ((replace(full(), spec=spec),),)))
     config.kv_cache_groups[0].host_resident = host_resident

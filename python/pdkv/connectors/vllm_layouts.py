@@ -42,7 +42,7 @@ class Form(NamedTuple):
     @property
     def kind(self) -> tuple[object, ...]:
         """Equal for layers that one cache can hold."""
-        return (self.axes, tuple(self.view.shape), str(self.view.dtype))
+        return (self.axes, self.order, tuple(self.view.shape), str(self.view.dtype))
 
 
 def form_of(name: str, tensor: Any, spec: Any, num_blocks: int, cache_dtype: str = "auto") -> Form:

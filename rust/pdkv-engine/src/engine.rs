@@ -342,7 +342,7 @@ impl Engine {
     /// most, until peers have stopped writing into offered blocks and transfers are quiesced; dropping the
     /// last handle does not. Doing it twice is no error, and in a forked child it does nothing.
     ///
-    /// Gives whether that is so: after `false` something may still touch the memory. A forked child doesn't know.
+    /// Gives whether that is so. Peers with raw access, or those that read an export, are not known. A forked child doesn't know.
     pub fn close(&self) -> bool {
         self.owner.close(CLOSE_WAIT)
     }
@@ -382,7 +382,7 @@ fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
     quiet
 }
 
-/// Whether nobody touches the memory any more, neither this engine nor a peer that was let write.
+/// Whether neither this engine nor a peer that was let write into an offer touches the memory any more.
 fn is_quiet(shared: &Shared) -> bool {
     let runs_none = shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut();
     runs_none && shared.lock().node.writers() == 0

@@ -22,7 +22,6 @@ use crate::door::END;
 use crate::lend::lend;
 use crate::look::look;
 use crate::shared::Shared;
-use crate::suspect::Writer;
 use crate::transport::tcp::{Greeting, Socket, serve_stream};
 
 pub(crate) const MAGIC: u32 = 0x4C44_4B50; // "PKDL"
@@ -136,7 +135,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
     }
     // Whoever maps our memory can write it at any time, until it is gone.
     let maps = ask == Ask::Regions as u8 || ask == Ask::Lend as u8;
-    if maps && !shared.watch_writer(peer, || who.pid.and_then(Writer::process)) {
+    if maps && !shared.watch_writer(peer, who.pid) {
         return Err(refuse("the peer's process can't be watched from here"));
     }
     let asker = Asker {

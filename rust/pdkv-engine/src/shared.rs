@@ -32,7 +32,7 @@ use crate::pull::PendingMove;
 use crate::raw::Raw;
 use crate::reader::Reader;
 use crate::registry::Registry;
-use crate::suspect::{Suspects, Writer};
+use crate::suspect::{self, Suspects, Writer};
 use crate::transfer::TransferCore;
 use crate::transport::Work;
 use crate::transport::gpu::Gpus;
@@ -439,18 +439,12 @@ impl Shared {
         self.carry_out(later);
     }
 
-    /// Remembers who may write for an accepted peer, unless that is known; `false` when it can't be told.
-    pub(crate) fn watch_writer(&self, peer: PeerKey, find: impl FnOnce() -> Option<Writer>) -> bool {
+    /// Remembers the process that is about to map our memory for an accepted peer, by the number that the kernel gives it, whatever the peer's
+    /// hello said; `false` when it can't be watched.
+    pub(crate) fn watch_writer(&self, peer: PeerKey, pid: Option<u32>) -> bool {
         let mut state = self.lock();
-        let Some(entry) = state.peers.get_mut(&peer) else {
-            return false;
-        };
-        // A lane says nothing of who else may write.
-        let known = |entry: &PeerEntry| entry.writers.iter().any(|writer| !matches!(writer, Writer::Lane(_)));
-        if !known(entry) {
-            entry.writers.extend(find());
-        }
-        known(entry)
+        let entry = state.peers.get_mut(&peer);
+        entry.is_some_and(|entry| suspect::watch(&mut entry.writers, pid))
     }
 
     /// Remembers a one-sided lane on which an accepted peer may write.

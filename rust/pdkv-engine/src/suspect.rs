@@ -43,6 +43,15 @@ impl Writer {
         Process::open(pid).ok().map(|process| Self::Process(Arc::new(process)))
     }
 
+    /// Whether it is the process of this number.
+    fn is_process(&self, pid: u32) -> bool {
+        match self {
+            Self::Process(process) => process.pid() == pid,
+            Self::Neighbour(_) => pid == std::process::id(),
+            Self::Lane(_) => false,
+        }
+    }
+
     /// Whether it can't write for any of its `transfers` any more.
     fn is_out(&self, transfers: &[TransferId]) -> bool {
         match self {
@@ -56,6 +65,16 @@ impl Writer {
     pub(crate) fn is_spent(&self) -> bool {
         matches!(self, Self::Lane(lane) if lane.is_gone())
     }
+}
+
+/// Adds the process that the kernel numbers `pid` to those who may write, unless it is there; `false` when it can't be watched. Without a number it is in
+/// another PID namespace, or an engine of this process.
+pub(crate) fn watch(writers: &mut Vec<Writer>, pid: Option<u32>) -> bool {
+    let Some(pid) = pid else {
+        return writers.iter().any(|writer| matches!(writer, Writer::Neighbour(_)));
+    };
+    let known = writers.iter().any(|writer| writer.is_process(pid));
+    known || Writer::process(pid).map(|writer| writers.push(writer)).is_some()
 }
 
 /// Whether the peer says that it runs on this host, in whatever namespace.
@@ -95,4 +114,26 @@ pub(crate) fn look(shared: &Arc<Shared>) {
         !out && !transfers.is_empty()
     });
     shared.lock().suspects.list.append(&mut suspects);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_number_is_watched_whatever_the_hello_said() {
+        let (said, real) = (std::os::unix::process::parent_id(), std::process::id());
+        let mut writers = vec![Writer::process(said).expect("our parent lives")];
+        for _ in 0..2 {
+            assert!(watch(&mut writers, Some(real)));
+            assert_eq!(
+                writers.len(),
+                2,
+                "both must be gone before blocks are reused, and each counts once"
+            );
+        }
+        assert!(writers[1].is_process(real));
+        assert!(!watch(&mut writers, None), "nobody knows which process that is");
+        assert!(!watch(&mut Vec::new(), Some(u32::MAX)));
+    }
 }

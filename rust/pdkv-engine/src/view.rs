@@ -19,8 +19,8 @@ pub(crate) fn lasts(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Region)
 }
 
-/// How long nobody asks again for memory that its owner could not lend.
-const AGAIN: Duration = Duration::from_secs(5);
+/// How long nobody asks again for memory that its owner could not lend, or that a driver would not map: other ways are taken meanwhile.
+pub(crate) const AGAIN: Duration = Duration::from_secs(5);
 
 enum View {
     Pending,
@@ -59,15 +59,15 @@ impl Views {
         fresh
     }
 
-    /// Says what became of a claimed view; what was said before stands. What the owner could not do just now is asked of it again some seconds later; any
-    /// other failure that may not come again leaves it to the next one who wants it.
+    /// Says what became of a claimed view; what was said before stands. What the owner or a driver could not do just now is tried again some seconds
+    /// later; any other failure that may not come again, such as that of a transfer that was to stop, leaves it to the next one who wants it.
     pub(crate) fn settle(&self, gpu: &Gpu, outcome: &Result<Reach>) {
         let mut book = self.book();
         if let Some(view @ View::Pending) = book.get_mut(&gpu.ordinal()) {
             match outcome {
                 Ok(reach) => *view = View::Ready(reach.clone()),
                 Err(error) if lasts(error) => *view = View::Impossible(error.message().to_owned()),
-                Err(error) if error.kind() == ErrorKind::Transfer => {
+                Err(error) if matches!(error.kind(), ErrorKind::Transfer | ErrorKind::Device) => {
                     *view = View::Refused(error.clone(), Instant::now() + AGAIN);
                 }
                 Err(_) => {

@@ -359,12 +359,13 @@ impl PyEngine {
         ended.into_iter().map(|id| id.to_string()).collect()
     }
 
-    /// Stops what is running and tells the peers. Waits, for a few seconds at most, until nothing touches the
-    /// memory any more. Closing twice is fine.
+    /// Stops what is running and tells the peers. Waits, for a few seconds at most, until this engine's transfers and
+    /// the writers of its offers are out of the memory. Closing twice is fine.
     ///
     /// Returns:
-    ///     Whether nothing touches the memory any more. If something may, a warning is logged too, by `pdkv.engine`: let the
-    ///     memory be as long as the peers live. `False` in a fork of the engine's process, where it does nothing.
+    ///     Whether they are. If not, a warning is logged too, by `pdkv.engine`: let the memory be as long as the peers live. A
+    ///     peer that has raw access or reads an export is not waited for: it goes on until it has heard of the end. `False`
+    ///     in a fork of the engine's process, where it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<bool> {
         let first = !self.0.engine.closed();
         let quiet = enter::detached(py, || Ok(self.0.engine.close()))?;

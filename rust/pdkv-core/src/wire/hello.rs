@@ -153,7 +153,7 @@ pub struct DeviceAdvert {
     /// Why no other process can map it; empty when one can.
     pub sealed: String,
     /// Whether an allocator may put other memory there: then its owner says, over the local socket, whether the memory is still the one that was
-    /// registered, and whoever copied there or from there asks.
+    /// registered, and whoever copied there or from there by `cuda`, without a claim, asks.
     pub movable: bool,
 }
 

@@ -14,6 +14,7 @@ use super::gpu::Gpu;
 use super::ipc::{IpcHandle, IpcMapping};
 use super::region::DeviceRegion;
 use super::share::{Handle, SharedExtent};
+use super::verdict::judged;
 use super::vmm::{Allocation, Reservation, granularity};
 use crate::range::{check_inside, check_range};
 
@@ -143,7 +144,8 @@ impl Laying {
             Handle::Ipc(handle) => self.add_ipc(extent, &IpcHandle(*handle)),
             Handle::Fd(fd) => self.add_allocation(extent, |gpu| Allocation::from_fd(gpu.context(), fd.as_fd())),
             Handle::Fabric(handle) => self.add_allocation(extent, |gpu| Allocation::from_fabric(gpu.context(), handle)),
-        }?;
+        }
+        .map_err(judged)?;
         self.reached += extent.len;
         Ok(())
     }

@@ -8,7 +8,7 @@ use pdkv_core::reference::Reference;
 use pdkv_engine::{KvCache, PullOptions, Region, TransferState, TransportKind};
 
 use crate::common::child::{Child, is_child, obey};
-use crate::common::standin::{Hold, count, fail, is_here, replace};
+use crate::common::standin::{Hold, count, fail, is_here, is_here_with, replace};
 use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
 use crate::{eventually, looks};
 
@@ -27,7 +27,9 @@ fn child() {
         Ok("private") => Memory::Private,
         _ => Memory::Device,
     };
-    let engine = engine("child", &[TransportKind::Cuda]);
+    let ways = [TransportKind::Cuda, TransportKind::Tcp];
+    let stages = std::env::var("PDKV_TEST_STAGES").is_ok();
+    let engine = engine("child", if stages { &ways } else { &ways[..1] });
     let ours = cache(&engine, kind);
     common::fill(&ours, ours.memory(), 1);
     let mut transfers = Vec::new();
@@ -160,6 +162,33 @@ fn pages_of_a_neighbour_are_read_and_written_in_place() {
         eventually("what was mapped is let go", || {
             count("mappings") == 0 && count("laid") == own
         });
+    }
+}
+
+#[test]
+fn a_gpu_that_does_not_reach_the_neighbours_leaves_it_to_the_stage() {
+    let settings = [("PDKV_STANDIN_PEERS", "0")];
+    if !is_here_with(
+        "processes::a_gpu_that_does_not_reach_the_neighbours_leaves_it_to_the_stage",
+        &settings,
+    ) {
+        return;
+    }
+    for theirs in ["malloc", "segments"] {
+        let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", theirs), ("PDKV_TEST_STAGES", "1")]);
+        let engine = engine("parent", &[TransportKind::Cuda, TransportKind::Tcp]);
+        let cache = cache(&engine, Memory::Other);
+        engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+        let mut pull = || {
+            let offered = reference(&child.ask("export 5 6"));
+            cache.pull(&offered, table(&[1, 2]), &PullOptions::default()).unwrap()
+        };
+        // Whether it is tried before the first transfer is a race; the one after it knows.
+        let _ = pull().wait(WAIT);
+        let known = pull();
+        known.wait(WAIT).unwrap();
+        assert_eq!(known.path().transport, TransportKind::Tcp, "{theirs}");
+        holds(&cache, 1, &[(1, 5), (2, 6)]);
     }
 }
 

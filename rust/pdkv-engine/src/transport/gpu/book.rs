@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::{Gpu, HostAccess, Reach};
@@ -10,7 +11,7 @@ use pdkv_device::{HostRegion, Memory};
 use super::desk::Desk;
 use super::opening::Openings;
 use crate::registry::Registry;
-use crate::view::lasts;
+use crate::view::{AGAIN, lasts};
 
 /// By GPU and by the region itself, which its registration keeps where it is.
 type Key = (u32, usize);
@@ -25,9 +26,42 @@ pub(crate) struct Gpus {
 #[derive(Default)]
 struct Book {
     desks: BTreeMap<u32, Arc<Desk>>,
-    /// Registered memory of the host, or why it can't be.
-    host: HashMap<Key, Result<Arc<HostAccess>, String>>,
+    /// Registered memory of the host.
+    host: HashMap<Key, Known>,
     closed: bool,
+}
+
+/// What is known of memory of the host.
+enum Known {
+    Reached(Arc<HostAccess>),
+    /// Never, and why.
+    Out(String),
+    /// Not until then.
+    NotNow(Error, Instant),
+}
+
+impl Known {
+    fn of(access: &Result<Arc<HostAccess>>) -> Self {
+        match access {
+            Ok(access) => Self::Reached(Arc::clone(access)),
+            Err(error) if lasts(error) => Self::Out(error.message().to_owned()),
+            Err(error) => Self::NotNow(error.clone(), Instant::now() + AGAIN),
+        }
+    }
+
+    /// Whether it is as if nobody had tried.
+    fn is_over(&self) -> bool {
+        matches!(self, Self::NotNow(_, until) if *until <= Instant::now())
+    }
+
+    /// The memory, or why not.
+    fn get(&self) -> Result<Reach> {
+        match self {
+            Self::Reached(access) => Ok(Reach::Host(Arc::clone(access))),
+            Self::Out(reason) => Err(Error::new(ErrorKind::Unsupported, "cuda", reason.clone())),
+            Self::NotNow(error, _) => Err(error.clone()),
+        }
+    }
 }
 
 fn key(gpu: &Gpu, region: &Arc<HostRegion>) -> Key {
@@ -82,7 +116,6 @@ impl Gpus {
     /// # Errors
     /// Why it can't be reached.
     pub(super) fn reach(&self, gpu: &Gpu, registry: &Registry, memory: &Memory) -> Result<Reach> {
-        let refuse = |reason: String| Error::new(ErrorKind::Unsupported, "cuda", reason);
         let region = match memory {
             Memory::Device(region) => {
                 region.reached_by(gpu)?;
@@ -91,21 +124,16 @@ impl Gpus {
             Memory::Host(region) => region,
         };
         let key = key(gpu, region);
-        if let Some(known) = self.book().host.get(&key) {
-            return known.clone().map(Reach::Host).map_err(refuse);
+        if let Some(known) = self.book().host.get(&key).filter(|known| !known.is_over()) {
+            return known.get();
         }
         let access = HostAccess::of(gpu, region);
-        let keep = match &access {
-            Ok(access) => Some(Ok(Arc::clone(access))),
-            // What fails otherwise is tried again by the next transfer.
-            Err(error) => lasts(error).then(|| Err(error.message().to_owned())),
-        };
-        if let Some(keep) = keep {
-            let mut book = self.book();
-            if !book.closed {
-                book.host.entry(key).or_insert(keep);
-            }
+        let mut book = self.book();
+        // Who was sooner and found it reached is right.
+        if !book.closed && !matches!(book.host.get(&key), Some(Known::Reached(_))) {
+            book.host.insert(key, Known::of(&access));
         }
+        drop(book);
         // It may have been deregistered meanwhile, or is no region of ours: then nobody else would drop this.
         if !registry.lends(region) {
             self.forget(memory);
@@ -117,7 +145,10 @@ impl Gpus {
     pub(super) fn reaches_now(&self, gpu: &Gpu, memory: &Memory) -> bool {
         match memory {
             Memory::Device(_) => true,
-            Memory::Host(region) => self.book().host.contains_key(&key(gpu, region)),
+            Memory::Host(region) => {
+                let book = self.book();
+                book.host.get(&key(gpu, region)).is_some_and(|known| !known.is_over())
+            }
         }
     }
 
@@ -129,7 +160,7 @@ impl Gpus {
         match memory {
             Memory::Device(region) => region.reached_by(gpu).map_err(|error| error.message().to_owned()),
             Memory::Host(region) => match self.book().host.get(&key(gpu, region)) {
-                Some(Err(reason)) => Err(reason.clone()),
+                Some(known) if !known.is_over() => known.get().map(drop).map_err(|error| error.message().to_owned()),
                 _ => Ok(()),
             },
         }

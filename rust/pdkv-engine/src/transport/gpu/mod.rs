@@ -150,8 +150,8 @@ impl GpuLink {
         let reached = desk.and_then(|desk| Ok((self.reach_all(&desk, &work)?, desk)));
         match reached {
             Ok(((near, far), desk)) => {
-                // What of it nobody else keeps any more must not go on the GPU's thread. Of what the peer has, the region keeps it.
-                let _ = work.reaches.set(near.clone());
+                // What of it nobody else keeps any more must not go on the GPU's thread.
+                let _ = work.reaches.set(near.iter().chain(&far).cloned().collect());
                 let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
                 desk.order(Order { work, near, far, fence });
             }
@@ -171,7 +171,11 @@ fn is_host(reach: &Reach) -> bool {
 fn is_ready(desk: &Desk, work: &Work) -> bool {
     let gpu = desk.gpu();
     let near = |memory| work.shared.gpus.reaches_now(gpu, memory);
-    work.local.iter().all(near) && work.remote.iter().all(|region| region.views.now(gpu).is_some())
+    work.local.iter().all(near)
+        && work
+            .remote
+            .iter()
+            .all(|region| region.views.now(gpu).is_some_and(|view| view.is_ok()))
 }
 
 /// The GPU that copies.

@@ -60,7 +60,7 @@ impl RawFence {
             let refusal = Error::new(error.kind(), "cuda", text).with_hint("it may go well another time");
             self.answer_all(|_, works| {
                 let regions = works.iter().flat_map(|work| &work.remote);
-                regions.map(|region| (region.id, refusal.clone())).collect()
+                Some(regions.map(|region| (region.id, refusal.clone())).collect())
             });
         }
     }
@@ -72,9 +72,20 @@ impl RawFence {
         landed.asked.then(|| std::mem::take(&mut landed.works))
     }
 
-    fn answer_all(&self, look: impl Fn(&Self, &[Arc<Work>]) -> BTreeMap<RegionId, Error>) {
+    fn answer_all(&self, look: impl Fn(&Self, &[Arc<Work>]) -> Option<BTreeMap<RegionId, Error>>) {
         while let Some(works) = self.next() {
-            let faults = look(self, &works);
+            // Whoever is over waits for nobody's answer: its bytes are placed, and nothing touches its memory any more.
+            let (over, works): (Vec<_>, Vec<_>) = works.into_iter().partition(|work| work.stopped());
+            for work in over {
+                work.leave();
+            }
+            if works.is_empty() {
+                continue;
+            }
+            let Some(faults) = look(self, &works) else {
+                self.landed().works.extend(works);
+                continue;
+            };
             for work in works {
                 let mut regions = work.remote.iter();
                 if let Some(error) = regions.find_map(|region| faults.get(&region.id)) {
@@ -85,8 +96,8 @@ impl RawFence {
         }
     }
 
-    /// What is wrong with the memory of these works, region by region.
-    fn look(&self, works: &[Arc<Work>]) -> BTreeMap<RegionId, Error> {
+    /// What is wrong with the memory of these works, region by region; `None` when one of them was over before the answer came.
+    fn look(&self, works: &[Arc<Work>]) -> Option<BTreeMap<RegionId, Error>> {
         let wanted = works.iter().flat_map(|work| &work.remote);
         let wanted: BTreeMap<_, _> = wanted
             .filter(|region| region.may_move())
@@ -95,14 +106,17 @@ impl RawFence {
         let mut faults = BTreeMap::new();
         let Some(door) = &self.door else {
             let found = wanted.into_iter().map(|(id, region)| (id, look_here(region)));
-            return found.filter_map(|(id, found)| Some((id, found.err()?))).collect();
+            return Some(found.filter_map(|(id, found)| Some((id, found.err()?))).collect());
         };
         let named: Vec<_> = wanted.values().map(|region| (region.id, region.len)).collect();
-        let stopped = || works.iter().all(|work| work.stopped());
+        let stopped = || works.iter().any(|work| work.stopped());
         let asked = door.still_there(&named, &stopped, |id, error| {
             faults.insert(id, error);
         });
         if let Err(error) = asked {
+            if stopped() {
+                return None;
+            }
             for (id, _) in named {
                 faults.entry(id).or_insert_with(|| error.clone());
             }
@@ -111,7 +125,7 @@ impl RawFence {
             // It shows what was there before, to whoever comes.
             wanted[id].views.spoil(error.message());
         }
-        faults
+        Some(faults)
     }
 }
 
