@@ -14,13 +14,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use common::fake::{Wire, door, hello, hello_from_here, owner};
-use common::{Memory, WAIT, allocate, engine};
+use common::{Memory, WAIT, allocate, engine, whole};
 use pdkv_core::id::{RegionId, SessionToken};
 use pdkv_core::session;
 use pdkv_core::wire::{Hello, HelloAck, HostFacts, Message, RegionAdvert, SharedExtent};
 use pdkv_core::{ErrorKind, Result};
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_engine::{Engine, LocalSpan, Peer, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
+use pdkv_engine::{Engine, Peer, RawOptions, Region, Transfer, TransportKind};
 
 const LEN: u64 = 4096;
 /// What nothing here takes, however busy the machine.
@@ -75,21 +75,12 @@ impl Reader {
     }
 
     fn read(&self, timeout: Duration) -> Result<Transfer> {
-        let near = LocalSpan {
-            region: self.here.id(),
-            offset: 0,
-            len: LEN,
-        };
-        let far = RemoteSpan {
-            region: RegionId(5),
-            offset: 0,
-            len: LEN,
-        };
+        let (near, far) = whole(self.here.id(), RegionId(5), LEN);
         let options = RawOptions {
             timeout,
             ..RawOptions::default()
         };
-        self.peer.read(&[near], &[far], None, &options)
+        self.peer.read(&near, &far, None, &options)
     }
 
     /// Reads until it goes well, which it does at last.

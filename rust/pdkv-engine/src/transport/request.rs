@@ -2,8 +2,13 @@
 //! lane of `ucx`: units of a granted claim, or raw spans. No address crosses the wire. Little-endian,
 //! fixed size, checked field by field.
 
+use std::ops::{ControlFlow, Range};
+
 use pdkv_core::id::{RegionId, TransferId};
+use pdkv_core::plan::Plan;
 use pdkv_core::{Error, ErrorKind, Result};
+
+use super::{Direction, Work};
 
 /// Spans one request may name.
 pub(crate) const MAX_SPANS: usize = 1024;
@@ -19,6 +24,15 @@ pub(crate) enum Verb {
     Get,
     /// Take these bytes.
     Put,
+}
+
+impl From<Direction> for Verb {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::Read => Self::Get,
+            Direction::Write => Self::Put,
+        }
+    }
 }
 
 /// How the bytes are named.
@@ -124,6 +138,28 @@ impl WireSpan {
             len: word64(raw, 16),
         }
     }
+}
+
+/// Appends the spans of some units of a plan as the owner knows them; gives how many they are, and their bytes.
+pub(crate) fn encode_spans(work: &Work, plan: &Plan, units: Range<u64>, out: &mut Vec<u8>) -> (u32, u64) {
+    let (mut count, mut bytes) = (0_u32, 0);
+    let flow = plan.walk(units, |run| {
+        let far = match work.direction {
+            Direction::Read => run.src,
+            Direction::Write => run.dst,
+        };
+        let span = WireSpan {
+            region: work.remote[far.region as usize].id,
+            offset: far.offset,
+            len: run.len,
+        };
+        span.encode(out);
+        count += 1;
+        bytes += run.len;
+        ControlFlow::Continue(())
+    });
+    debug_assert!(flow.is_continue());
+    (count, bytes)
 }
 
 /// The little-endian word at `at`.

@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::dtype::DType;
+use pdkv_core::id::RegionId;
 use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
 use pdkv_core::shard::Shard;
 use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu, HostPaths};
 use pdkv_device::{HostRegion, HugePages, Memory as Registered};
-use pdkv_engine::{Engine, EngineConfig, KvCache, Peer, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, KvCache, LocalSpan, Peer, RemoteSpan, TransportKind};
 
 pub(crate) const LAYERS: u64 = 3;
 pub(crate) const BLOCKS: u32 = 64;
@@ -57,6 +58,21 @@ pub(crate) enum Memory {
     Other,
     /// Of GPU 0, many allocations side by side, as expandable segments are.
     Segments,
+}
+
+/// A region of ours and one of the peer's, each from its first byte on, for a raw transfer.
+pub(crate) fn whole(here: RegionId, there: RegionId, len: u64) -> ([LocalSpan; 1], [RemoteSpan; 1]) {
+    let near = LocalSpan {
+        region: here,
+        offset: 0,
+        len,
+    };
+    let far = RemoteSpan {
+        region: there,
+        offset: 0,
+        len,
+    };
+    ([near], [far])
 }
 
 pub(crate) fn memory_for(kind: TransportKind) -> Memory {

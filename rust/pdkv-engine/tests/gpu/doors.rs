@@ -10,12 +10,12 @@ use std::time::Duration;
 use pdkv_core::ErrorKind;
 use pdkv_core::id::RegionId;
 use pdkv_core::reference::Reference;
-use pdkv_engine::{Engine, LocalSpan, Peer, PullOptions, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
+use pdkv_engine::{Engine, Peer, PullOptions, RawOptions, Region, Transfer, TransportKind};
 
 use crate::common::child::Child;
 use crate::common::fake::{door, owner};
 use crate::common::standin::{fail, is_here};
-use crate::common::{self, BLOCK_BYTES, LEASE, Memory, WAIT, engine, memory, table};
+use crate::common::{self, BLOCK_BYTES, LEASE, Memory, WAIT, await_measurement, engine, memory, table, whole};
 use crate::eventually;
 use crate::forged::with_a_region;
 
@@ -65,22 +65,18 @@ pub(crate) fn scene_with(movable: bool, answer: impl FnMut(u8, UnixStream) + Sen
 }
 
 impl Scene {
+    /// Waits until nothing is launched beside what is asked for: the way to the host is measured by then.
+    pub(crate) fn settle(&self) {
+        await_measurement(self.here.memory().device().unwrap().gpu());
+    }
+
     pub(crate) fn read(&self, timeout: Duration) -> Transfer {
-        let near = LocalSpan {
-            region: self.here.id(),
-            offset: 0,
-            len: LEN,
-        };
-        let far = RemoteSpan {
-            region: RegionId(5),
-            offset: 0,
-            len: LEN,
-        };
+        let (near, far) = whole(self.here.id(), RegionId(5), LEN);
         let options = RawOptions {
             timeout,
             ..RawOptions::default()
         };
-        self.peer.read(&[near], &[far], None, &options).unwrap()
+        self.peer.read(&near, &far, None, &options).unwrap()
     }
 
     pub(crate) fn close(self) {

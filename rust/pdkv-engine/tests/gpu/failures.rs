@@ -7,10 +7,10 @@ use std::time::Duration;
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{DeviceBuffer, Event, Gpu, Stream};
 use pdkv_device::{HostRegion, HugePages};
-use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransportKind};
+use pdkv_engine::{PullOptions, RawOptions, TransportKind};
 
 use crate::common::standin::{Hold, count, fail, is_here};
-use crate::common::{LEASE, Memory, Pair, WAIT, Way, engine, memory, table};
+use crate::common::{LEASE, Memory, Pair, WAIT, Way, engine, memory, table, whole};
 use crate::{came_over, eventually, pair, pull, pull_under_way};
 
 #[test]
@@ -186,17 +186,8 @@ fn host_memory_that_may_not_be_written_is_no_destination() {
         .producer
         .register(memory(Memory::Device, 4096), None, true)
         .unwrap();
-    let near = LocalSpan {
-        region: here.id(),
-        offset: 0,
-        len: 4096,
-    };
-    let far = RemoteSpan {
-        region: there.id(),
-        offset: 0,
-        len: 4096,
-    };
-    let read = pair.peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
+    let (near, far) = whole(here.id(), there.id(), 4096);
+    let read = pair.peer.read(&near, &far, None, &RawOptions::default()).unwrap();
     assert_eq!(read.wait(WAIT).unwrap_err().kind(), ErrorKind::Region);
     pull(&pair, &PullOptions::default()).wait(WAIT).unwrap();
     came_over(&pair);
@@ -242,18 +233,9 @@ fn fails_at_first(call: &CStr, times: i64) {
         .connect(owner.address().unwrap(), Duration::from_secs(30))
         .unwrap();
     eventually("the failures", || count(&name) >= before + times);
-    let near = LocalSpan {
-        region: here.id(),
-        offset: 0,
-        len: 4096,
-    };
-    let far = RemoteSpan {
-        region: there.id(),
-        offset: 0,
-        len: 4096,
-    };
+    let (near, far) = whole(here.id(), there.id(), 4096);
     eventually("a copy by the GPU", || {
-        let read = peer.read(&[near], &[far], None, &RawOptions::default());
+        let read = peer.read(&near, &far, None, &RawOptions::default());
         match read.and_then(|transfer| transfer.wait(WAIT)) {
             Ok(()) => true,
             Err(error) => {

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use pdkv_core::ErrorKind;
 use pdkv_core::id::RegionId;
-use pdkv_engine::{Engine, LocalSpan, Peer, RawOptions, Region, RemoteSpan, Transfer, TransportKind};
+use pdkv_engine::{Engine, Peer, RawOptions, Region, Transfer, TransportKind};
 
 use crate::common::child::Child;
-use crate::common::standin::is_here;
-use crate::common::{Memory, WAIT, engine, memory};
+use crate::common::standin::{count, is_here};
+use crate::common::{Memory, WAIT, engine, memory, whole};
 use crate::doors::{lender, scene_with};
+use crate::eventually;
 
 const LEN: u64 = 4096;
 
@@ -42,16 +43,7 @@ impl Ends {
     }
 
     fn start(&self, write: bool, timeout: Duration) -> pdkv_core::Result<Transfer> {
-        let near = [LocalSpan {
-            region: self.here.id(),
-            offset: 0,
-            len: LEN,
-        }];
-        let far = [RemoteSpan {
-            region: self.there,
-            offset: 0,
-            len: LEN,
-        }];
+        let (near, far) = whole(self.here.id(), self.there, LEN);
         let options = RawOptions {
             timeout,
             ..RawOptions::default()
@@ -218,16 +210,24 @@ fn a_neighbour_that_never_answers_keeps_no_transfer_that_is_to_stop() {
             stream.write_all(&whole).unwrap();
         }
     });
-    // The second waits behind the first, or is asked about with it.
-    let transfers = [0; 2].map(|_| scene.read(Duration::from_secs(3600)));
+    // The first is asked about, alone, and the others land behind it.
+    let mut transfers = vec![scene.read(Duration::from_secs(3600))];
     let open = asked.recv_timeout(WAIT.unwrap()).expect("a question");
-    for transfer in &transfers {
+    scene.settle();
+    let before = count("launches");
+    transfers.extend([0; 2].map(|_| scene.read(Duration::from_secs(3600))));
+    eventually("both launches", || count("launches") >= before + 2);
+    // One of those behind, the one that is asked about, and the last: none of them waits for the others, which are not over.
+    let order = [&transfers[1], &transfers[0], &transfers[2]];
+    for (at, transfer) in order.iter().enumerate() {
         assert!(!transfer.wait_quiesced(Some(Duration::from_millis(1))));
         transfer.cancel();
         assert_eq!(transfer.wait(WAIT).unwrap_err().kind(), ErrorKind::TransferCancelled);
-    }
-    for transfer in &transfers {
         assert!(transfer.wait_quiesced(WAIT));
+        assert!(
+            !order[at + 1..].iter().any(|other| other.poll()),
+            "the neighbour is lost"
+        );
     }
     drop(open);
     scene.close();

@@ -96,7 +96,8 @@ impl RawFence {
         }
     }
 
-    /// What is wrong with the memory of these works, region by region; `None` when one of them was over before the answer came.
+    /// What is wrong with the memory of these works, region by region; `None` when one of them, or one that has landed
+    /// since, was over before the answer came.
     fn look(&self, works: &[Arc<Work>]) -> Option<BTreeMap<RegionId, Error>> {
         let wanted = works.iter().flat_map(|work| &work.remote);
         let wanted: BTreeMap<_, _> = wanted
@@ -109,7 +110,9 @@ impl RawFence {
             return Some(found.filter_map(|(id, found)| Some((id, found.err()?))).collect());
         };
         let named: Vec<_> = wanted.values().map(|region| (region.id, region.len)).collect();
-        let stopped = || works.iter().any(|work| work.stopped());
+        // Also those that have landed since, who wait for this answer to be asked about.
+        let over = |works: &[Arc<Work>]| works.iter().any(|work| work.stopped());
+        let stopped = || over(works) || over(&self.landed().works);
         let asked = door.still_there(&named, &stopped, |id, error| {
             faults.insert(id, error);
         });

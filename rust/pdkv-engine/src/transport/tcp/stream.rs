@@ -13,7 +13,7 @@ use pdkv_device::cuda::Gpu;
 use super::codec::Response;
 use super::pages::{Flow, Pages, Stagings, gpus_of};
 use super::socket::Socket;
-use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
+use crate::transport::request::{MAX_SPANS, Request, Target, Verb, encode_spans};
 use crate::transport::work::Program;
 use crate::transport::{Direction, Work};
 
@@ -120,25 +120,8 @@ impl<'a> Stream<'a> {
     fn post_spans(&mut self, plan: &Plan, units: Range<u64>) -> Result<()> {
         for start in units.clone().step_by(MAX_SPANS) {
             let part = start..(start + MAX_SPANS as u64).min(units.end);
-            let (mut spans, mut count, mut bytes) = (Vec::new(), 0_u32, 0);
-            let flow = plan.walk(part.clone(), |run| {
-                let far = if self.work.direction == Direction::Read {
-                    run.src
-                } else {
-                    run.dst
-                };
-                let region = self.work.remote[far.region as usize].id;
-                WireSpan {
-                    region,
-                    offset: far.offset,
-                    len: run.len,
-                }
-                .encode(&mut spans);
-                count += 1;
-                bytes += run.len;
-                ControlFlow::Continue(())
-            });
-            debug_assert!(flow.is_continue());
+            let mut spans = Vec::new();
+            let (count, bytes) = encode_spans(self.work, plan, part.clone(), &mut spans);
             if self.sent.len() == DEPTH
                 && let Some((units, bytes)) = self.sent.pop_front()
             {
@@ -151,11 +134,7 @@ impl<'a> Stream<'a> {
     }
 
     fn send(&mut self, target: Target, bytes: u64, spans: &[u8], units: Range<u64>) -> Result<()> {
-        let verb = if self.work.direction == Direction::Read {
-            Verb::Get
-        } else {
-            Verb::Put
-        };
+        let verb = Verb::from(self.work.direction);
         let mut head = Request { verb, target, bytes }.encode().to_vec();
         head.extend_from_slice(spans);
         self.socket.write_all(&head, &self.work.core.stop)?;

@@ -17,7 +17,7 @@ use super::desk::Desk;
 use super::door::{MESSAGES, Made};
 use super::lane::{DRAIN, Rest, Role, lives, stuck};
 use super::message::{MESSAGE_BYTES, delivery, header, id_of};
-use crate::transport::request::{MAX_SPANS, Request, Target, Verb, WireSpan};
+use crate::transport::request::{MAX_SPANS, Request, Target, Verb, encode_spans};
 use crate::transport::work::Program;
 use crate::transport::{Direction, Work};
 
@@ -346,10 +346,7 @@ impl Job {
 
     fn request(&self, units: &Range<u64>) -> (Request, Vec<u8>) {
         let count = units.end - units.start;
-        let verb = match self.work.direction {
-            Direction::Read => Verb::Get,
-            Direction::Write => Verb::Put,
-        };
+        let verb = Verb::from(self.work.direction);
         let mut spans = Vec::new();
         let (target, bytes) = match &self.work.program {
             Program::Own(walk) => {
@@ -361,22 +358,7 @@ impl Job {
                 (target, walk.unit_bytes() * count)
             }
             Program::Joint(plan) => {
-                let (mut count, mut bytes) = (0_u32, 0);
-                let _ = plan.walk(units.clone(), |run| {
-                    let far = match self.work.direction {
-                        Direction::Read => run.src,
-                        Direction::Write => run.dst,
-                    };
-                    WireSpan {
-                        region: self.work.remote[far.region as usize].id,
-                        offset: far.offset,
-                        len: run.len,
-                    }
-                    .encode(&mut spans);
-                    count += 1;
-                    bytes += run.len;
-                    ControlFlow::Continue(())
-                });
+                let (count, bytes) = encode_spans(&self.work, plan, units.clone(), &mut spans);
                 (Target::Spans { count }, bytes)
             }
         };
