@@ -14,6 +14,7 @@ from pdkv.layout import Layout
 from pdkv.ucx import UcxConfig
 
 __all__ = [
+    "Completions",
     "CudaCopy",
     "CudaLoop",
     "Engine",
