@@ -24,7 +24,7 @@ use crate::link::PeerLink;
 use crate::peer::Peer;
 use crate::pull::PendingMove;
 use crate::registry::LocalCache;
-use crate::remote::RemoteCache;
+use crate::remote::{RegionList, RemoteCache};
 use crate::shared::Shared;
 use crate::transfer::{Transfer, TransferCore};
 use crate::transport::{Direction, Need, pick};
@@ -231,7 +231,7 @@ impl KvCache {
         };
         check_incarnation(&link, reference)?;
         link.check_alive()?;
-        self.local.still_there()?;
+        self.local.glance()?;
         let count = check_range(reference, &blocks, options.first_block)?;
         let (remote_cache, remote) = self.remote_cache(&link, reference, options.timeout)?;
         let total_layers = self.local.layout.num_layers();
@@ -278,9 +278,9 @@ impl KvCache {
             after: options.after.clone(),
             link: chosen,
             layout: Arc::clone(&self.local.layout),
-            memory: self.local.memory.clone(),
+            memory: Arc::clone(&self.local.memory),
             blocks,
-            remote_layout: Arc::clone(&remote_cache.layout),
+            remote_cache,
             remote,
             selection,
             order,
@@ -297,16 +297,19 @@ impl KvCache {
         link: &PeerLink,
         reference: &Reference,
         limit: Duration,
-    ) -> Result<(Arc<RemoteCache>, Vec<Arc<crate::remote::RemoteRegion>>)> {
+    ) -> Result<(Arc<RemoteCache>, RegionList)> {
         let cache = link
             .cache(&self.shared, reference.cache, limit)?
             .ok_or_else(|| link.no_cache(reference.cache))?;
-        check_caches(&self.local.advert(), &cache.advert).map_err(|error| {
-            error
-                .with_scope(pdkv_core::Scope::Operation)
-                .with_hint("start both sides with the same model, dtype, block size and sharding")
-                .with("peer", &link.remote.name)
-        })?;
+        // Making the advert takes as long as the cache has layers.
+        if self.local.fingerprint != cache.advert.fingerprint {
+            check_caches(&self.local.advert(), &cache.advert).map_err(|error| {
+                error
+                    .with_scope(pdkv_core::Scope::Operation)
+                    .with_hint("start both sides with the same model, dtype, block size and sharding")
+                    .with("peer", &link.remote.name)
+            })?;
+        }
         let regions = link.remote.cache_regions(&cache)?;
         Ok((cache, regions))
     }
@@ -325,7 +328,7 @@ impl KvCache {
             )
         })?;
         self.shared.drive(|state, now| state.node.withdraw_cache(now, cache.id));
-        for memory in &cache.memory {
+        for memory in cache.memory.iter() {
             self.shared.ucx.forget(memory);
             self.shared.gpus.forget(memory);
         }

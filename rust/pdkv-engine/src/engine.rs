@@ -248,7 +248,7 @@ impl Engine {
                 fingerprint,
                 layout: Arc::new(layout),
                 regions: regions.iter().map(|region| region.id).collect(),
-                memory,
+                memory: Arc::new(memory),
                 shard,
                 model: model.to_owned(),
                 movable,
@@ -257,7 +257,7 @@ impl Engine {
             let caches = vec![local.advert()];
             (local, Advertise { regions, caches })
         })?;
-        self.shared().gpus.warm(&local.memory);
+        self.shared().gpus.warm(local.memory.iter());
         Ok(KvCache {
             local,
             shared: Arc::clone(self.shared()),

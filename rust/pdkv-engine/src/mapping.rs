@@ -2,6 +2,7 @@
 //! for a reason that may pass is tried again after a while, by nobody who would have to wait for it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -47,15 +48,24 @@ enum State {
     Ready(Mapped),
 }
 
+impl State {
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Ready(_) | Self::Impossible(_))
+    }
+}
+
 /// The mapping of one region.
 pub(crate) struct Mapping {
     state: Mutex<State>,
     settled: Condvar,
+    /// Whether there is a mapping, or there never will be one: no transfer has to try again. Does not change back.
+    is_final: AtomicBool,
 }
 
 impl Mapping {
     fn new(state: State) -> Self {
         Self {
+            is_final: AtomicBool::new(state.is_final()),
             state: Mutex::new(state),
             settled: Condvar::new(),
         }
@@ -90,6 +100,9 @@ impl Mapping {
 
     /// The same for one that failed a while ago.
     fn claim_again(&self, now: Instant) -> bool {
+        if self.is_final.load(Ordering::Acquire) {
+            return false;
+        }
         let mut state = self.state();
         match &*state {
             State::Failed(error, again) if *again <= now => {
@@ -114,6 +127,7 @@ impl Mapping {
                 }
                 (Err(error), _) => State::Failed(error, now + AGAIN),
             };
+            self.is_final.store(state.is_final(), Ordering::Release);
         }
         drop(state);
         self.settled.notify_all();

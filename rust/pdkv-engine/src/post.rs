@@ -77,8 +77,8 @@ pub(crate) fn post(
         order.direction,
         Program::Joint(plan),
         order.after.cloned(),
-        here.regions,
-        there.regions,
+        Arc::new(here.regions),
+        Arc::new(there.regions),
     ));
     start(link, work, small);
     core.edit_stats(|stats| stats.post_us = order.posted.elapsed().as_secs_f64() * 1e6);

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use pdkv_core::block_table::BlockTable;
 use pdkv_core::layout::KvLayout;
-use pdkv_core::plan::{PageWalk, Plan, Selection, WireOrder};
+use pdkv_core::plan::{PageWalk, Selection, WireOrder};
 use pdkv_core::wire::Grant;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
 use crate::remains::Remains;
-use crate::remote::RemoteRegion;
+use crate::remote::{RegionList, RemoteCache};
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
 use crate::transport::work::Program;
@@ -30,10 +30,10 @@ pub(crate) struct PendingMove {
     pub(crate) after: Option<Arc<Event>>,
     pub(crate) link: Arc<dyn Link>,
     pub(crate) layout: Arc<KvLayout>,
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Arc<Vec<Memory>>,
     pub(crate) blocks: BlockTable,
-    pub(crate) remote_layout: Arc<KvLayout>,
-    pub(crate) remote: Vec<Arc<RemoteRegion>>,
+    pub(crate) remote_cache: Arc<RemoteCache>,
+    pub(crate) remote: RegionList,
     pub(crate) selection: Selection,
     pub(crate) order: WireOrder,
 }
@@ -53,9 +53,9 @@ impl PendingMove {
 
     /// Nothing will be moved: what it holds goes where nobody waits for it.
     pub(crate) fn bequeath(self, remains: &mut Remains) {
-        remains.add_memory(self.memory);
+        remains.add_memories(self.memory);
         remains.add_all(self.after);
-        remains.add_all(self.remote);
+        remains.add_each(self.remote);
     }
 
     fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {
@@ -107,13 +107,13 @@ impl PendingMove {
                     ),
                 )
             })?;
-        let ours = (&*self.layout, &self.blocks);
-        let theirs = (&*self.remote_layout, theirs);
-        let (src, dst) = if self.direction == Direction::Read {
-            (theirs, ours)
-        } else {
-            (ours, theirs)
-        };
-        Plan::pages(src.0, src.1, dst.0, dst.1, &self.selection).map(Program::Joint)
+        let pairing = self
+            .remote_cache
+            .pairing(&self.layout, self.direction, &self.selection)?;
+        match self.direction {
+            Direction::Read => pairing.plan(theirs, &self.blocks),
+            Direction::Write => pairing.plan(&self.blocks, theirs),
+        }
+        .map(Program::Joint)
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct LocalCache {
     pub(crate) id: CacheId,
     pub(crate) layout: Arc<KvLayout>,
     pub(crate) regions: Vec<RegionId>,
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Arc<Vec<Memory>>,
     pub(crate) shard: Shard,
     pub(crate) model: String,
     pub(crate) fingerprint: [u8; 32],
@@ -103,11 +103,11 @@ impl Movable {
         self.looking.store(false, Ordering::Release);
     }
 
-    fn still_there(&self) -> Result<()> {
+    fn ask(&self, look: impl FnOnce(&Witnesses) -> Result<()>) -> Result<()> {
         if let Some(error) = self.moved() {
             return Err(error.clone());
         }
-        let found = self.witnesses.still_there();
+        let found = look(&self.witnesses);
         if let Err(error) = &found
             && error.kind() == ErrorKind::Region
         {
@@ -235,7 +235,7 @@ impl Registry {
     /// Whether any region is this memory.
     pub(crate) fn holds(&self, memory: &Memory) -> bool {
         let book = self.book.read().expect("no holder panics");
-        let kept = book.caches.values().flat_map(|cache| &cache.memory);
+        let kept = book.caches.values().flat_map(|cache| cache.memory.iter());
         let mut regions = book.regions.values().map(|region| &region.memory).chain(kept);
         regions.any(|held| held.is(memory))
     }
@@ -328,7 +328,15 @@ impl LocalCache {
     /// # Errors
     /// `Region` when an allocator has put other memory there, `Device` when the driver fails.
     pub(crate) fn still_there(&self) -> Result<()> {
-        self.movable.still_there()
+        self.movable.ask(Witnesses::still_there)
+    }
+
+    /// The same by a look that costs no more for much memory than for little.
+    ///
+    /// # Errors
+    /// As [`still_there`](Self::still_there).
+    pub(crate) fn glance(&self) -> Result<()> {
+        self.movable.ask(Witnesses::glance)
     }
 
     pub(crate) fn advert(&self) -> CacheAdvert {

@@ -28,6 +28,16 @@ impl Remains {
         }
     }
 
+    /// The same for a share of a list of shares.
+    pub(crate) fn add_each<T: Send + 'static>(&mut self, list: Arc<Vec<Arc<T>>>) {
+        self.add_all(Arc::into_inner(list).unwrap_or_default());
+    }
+
+    /// The same for a share of a list of memory.
+    pub(crate) fn add_memories(&mut self, list: Arc<Vec<Memory>>) {
+        self.add_memory(Arc::into_inner(list).unwrap_or_default());
+    }
+
     /// The same for memory.
     pub(crate) fn add_memory(&mut self, list: impl IntoIterator<Item = Memory>) {
         for memory in list {

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::id::{CacheId, Incarnation, RegionId};
 use pdkv_core::layout::KvLayout;
+use pdkv_core::plan::{Pairing, Selection};
 use pdkv_core::wire::{CacheAdvert, DeviceAdvert};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Gpu;
 
 use crate::mapping::{Mapped, Mapping};
+use crate::transport::Direction;
 use crate::view::Views;
 
 /// One region of the peer.
@@ -27,6 +29,8 @@ pub(crate) struct RemoteRegion {
     pub(crate) shared: Option<(u64, u64)>,
     /// What GPU of another process it is memory of, if it is.
     device: Option<DeviceAdvert>,
+    /// Its GPU, when it is memory of one and its engine lives in this process; and whether its allocator may replace it.
+    here: Option<(Gpu, bool)>,
     /// What our GPUs see of it.
     pub(crate) views: Views,
     /// What this process sees of it.
@@ -47,6 +51,7 @@ impl RemoteRegion {
             raw_access,
             shared,
             device: None,
+            here: None,
             views: Views::default(),
             mapping,
         }
@@ -55,11 +60,16 @@ impl RemoteRegion {
     /// A region of an engine in this very process: visible as it is.
     pub(crate) fn inproc(id: RegionId, memory: Memory, raw_access: bool) -> Self {
         let region = Self::new(id, memory.len(), memory.address(), raw_access, None);
+        let here = memory.device().map(|region| (region.gpu().clone(), region.may_move()));
         let mapping = Mapping::ready(Mapped {
             memory,
             region_offset: 0,
         });
-        Self { mapping, ..region }
+        Self {
+            here,
+            mapping,
+            ..region
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -77,17 +87,14 @@ impl RemoteRegion {
 
     /// Whether it is memory of a GPU, in whatever process.
     pub(crate) fn is_device(&self) -> bool {
-        self.device.is_some() || self.gpu_here().is_some()
+        self.device.is_some() || self.here.is_some()
     }
 
     /// Whether it is memory of a GPU that its owner's allocator may replace, as far as the owner says.
     pub(crate) fn may_move(&self) -> bool {
         match &self.device {
             Some(device) => device.movable,
-            None => self.mapping.now().is_some_and(|mapped| {
-                let device = mapped.memory.device();
-                device.is_some_and(|region| region.may_move())
-            }),
+            None => self.here.as_ref().is_some_and(|(_, movable)| *movable),
         }
     }
 
@@ -97,9 +104,8 @@ impl RemoteRegion {
     }
 
     /// Its GPU, when it is memory of one and its engine lives in this process.
-    pub(crate) fn gpu_here(&self) -> Option<Gpu> {
-        let mapped = self.mapping.now()?;
-        mapped.memory.device().map(|region| region.gpu().clone())
+    pub(crate) fn gpu_here(&self) -> Option<&Gpu> {
+        self.here.as_ref().map(|(gpu, _)| gpu)
     }
 
     /// Whether the mapping covers the whole region (known from the advert until there is one).
@@ -112,10 +118,49 @@ impl RemoteRegion {
     }
 }
 
+/// Regions of the peer, in the order that a layout numbers them.
+pub(crate) type RegionList = Arc<Vec<Arc<RemoteRegion>>>;
+
 /// One KV cache of the peer.
 pub(crate) struct RemoteCache {
     pub(crate) layout: Arc<KvLayout>,
     pub(crate) advert: CacheAdvert,
+    /// Its regions, once they were looked up: so that no transfer looks for each. Every one of them is in the book, too.
+    regions: Mutex<Option<RegionList>>,
+    /// How all its layers pair with those of the cache of ours that was met last, to read and to write.
+    pairings: Mutex<[Option<Paired>; 2]>,
+}
+
+/// A layout of ours, and how it pairs with the peer's.
+type Paired = (Arc<KvLayout>, Pairing);
+
+impl RemoteCache {
+    fn regions(&self) -> MutexGuard<'_, Option<RegionList>> {
+        self.regions.lock().expect("no holder panics")
+    }
+
+    /// How selected layers pair with those of a cache of ours.
+    ///
+    /// # Errors
+    /// As [`Pairing::new`].
+    pub(crate) fn pairing(&self, ours: &Arc<KvLayout>, direction: Direction, selection: &Selection) -> Result<Pairing> {
+        let make = || match direction {
+            Direction::Read => Pairing::new(&self.layout, ours, selection),
+            Direction::Write => Pairing::new(ours, &self.layout, selection),
+        };
+        if *selection != Selection::layers(0, ours.num_layers()) {
+            return make();
+        }
+        let place = &mut self.pairings.lock().expect("no holder panics")[direction as usize];
+        match place {
+            Some((known, pairing)) if Arc::ptr_eq(known, ours) => Ok(pairing.clone()),
+            _ => {
+                let pairing = make()?;
+                *place = Some((Arc::clone(ours), pairing.clone()));
+                Ok(pairing)
+            }
+        }
+    }
 }
 
 /// The peer's memory as it advertised it, kept up to date by its adverts and withdrawals.
@@ -220,7 +265,13 @@ impl Remote {
         }
         book.newest = book.newest.max(advert.id.0);
         let layout = Arc::new(advert.layout.clone());
-        book.caches.insert(advert.id, Arc::new(RemoteCache { layout, advert }));
+        let cache = RemoteCache {
+            layout,
+            advert,
+            regions: Mutex::default(),
+            pairings: Mutex::default(),
+        };
+        book.caches.insert(cache.advert.id, Arc::new(cache));
         self.news.notify_all();
     }
 
@@ -288,8 +339,12 @@ impl Remote {
     /// the regions where unmapping them holds nobody up.
     pub(crate) fn withdraw(&self, regions: &[RegionId], caches: &[CacheId]) -> Vec<Arc<RemoteRegion>> {
         let mut book = self.book();
+        // All regions of the lists that are dropped here are in the book still, so none of them ends.
         for id in caches {
-            book.caches.remove(id);
+            drop(book.caches.remove(id).map(|cache| cache.regions().take()));
+        }
+        if !regions.is_empty() {
+            book.caches.values().for_each(|cache| drop(cache.regions().take()));
         }
         regions.iter().filter_map(|id| book.regions.remove(id)).collect()
     }
@@ -306,6 +361,8 @@ impl Remote {
             },
         );
         self.news.notify_all();
+        // Whoever still looks at a cache is not to be the last to hold its regions.
+        forgotten.caches.values().for_each(|cache| drop(cache.regions().take()));
         forgotten.regions.into_values().collect()
     }
 
@@ -353,22 +410,24 @@ impl Remote {
     }
 
     /// The regions of a cache, in the order its layout numbers them. They are in its own advert or an earlier one.
-    pub(crate) fn cache_regions(&self, cache: &RemoteCache) -> Result<Vec<Arc<RemoteRegion>>> {
+    pub(crate) fn cache_regions(&self, cache: &RemoteCache) -> Result<RegionList> {
+        // Under this lock regions are withdrawn.
         let book = self.book();
-        cache
-            .advert
-            .regions
-            .iter()
-            .map(|id| {
-                book.regions.get(id).cloned().ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Region,
-                        "transfer",
-                        format!("the peer `{}` withdrew region `{id}`", self.name),
-                    )
-                })
+        if let Some(known) = &*cache.regions() {
+            return Ok(Arc::clone(known));
+        }
+        let find = |id| {
+            book.regions.get(id).cloned().ok_or_else(|| {
+                let text = format!("the peer `{}` withdrew region `{id}`", self.name);
+                Error::new(ErrorKind::Region, "transfer", text)
             })
-            .collect()
+        };
+        let found: Arc<Vec<_>> = Arc::new(cache.advert.regions.iter().map(find).collect::<Result<_>>()?);
+        // One that was withdrawn itself would keep regions that nobody takes out of it.
+        if book.caches.contains_key(&cache.advert.id) {
+            *cache.regions() = Some(Arc::clone(&found));
+        }
+        Ok(found)
     }
 }
 

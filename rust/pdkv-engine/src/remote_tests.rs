@@ -1,6 +1,11 @@
 //! What of a peer is known, waited for, and not waited for again.
 
 use super::*;
+use pdkv_core::block_table::BlockTable;
+use pdkv_core::dtype::DType;
+use pdkv_core::layout::{LayerTensors, LayoutRequest, TensorFacts};
+use pdkv_core::shard::Shard;
+use std::ops::ControlFlow;
 use std::sync::mpsc;
 
 fn region(id: u64) -> Arc<RemoteRegion> {
@@ -152,4 +157,101 @@ fn nothing_is_waited_for_or_entered_once_the_peer_is_lost() {
     });
     assert!(!remote.add_region(region(9)));
     assert_eq!(found(remote.region(RegionId(9), LONG, |_| panic!("asked"))), None);
+}
+
+/// A cache of two layers in two regions, whose blocks lie `stride` bytes apart.
+fn layout(stride: u64) -> Arc<KvLayout> {
+    let tensors: Vec<_> = (0..2)
+        .map(|layer| {
+            LayerTensors::Joined(TensorFacts {
+                name: format!("layers.{layer}"),
+                address: 4096 + layer * (1 << 20),
+                shape: vec![8, 1, 2, 8],
+                strides_bytes: [stride, 16, 8, 1].map(u64::cast_signed).to_vec(),
+                item_bytes: 1,
+                dtype: DType::U8,
+            })
+        })
+        .collect();
+    let resolved = LayoutRequest::parse("BHNC", 2).unwrap().resolve(&tensors).unwrap();
+    Arc::new(resolved.layout)
+}
+
+fn advertise(remote: &Remote) -> Arc<RemoteCache> {
+    assert!(remote.add_region(region(1)) && remote.add_region(region(2)));
+    remote.add_cache(CacheAdvert {
+        id: CacheId(3),
+        layout: (*layout(16)).clone(),
+        regions: vec![RegionId(1), RegionId(2)],
+        shard: Shard::whole(2, 1),
+        fingerprint: [0; 32],
+        model: String::new(),
+    });
+    remote
+        .cache(CacheId(3), LONG, |_| panic!("it is known"))
+        .unwrap()
+        .unwrap()
+}
+
+#[test]
+fn the_regions_of_a_cache_are_looked_up_once_and_go_with_their_withdrawal() {
+    for gone in [RegionId(1), RegionId(2)] {
+        let remote = peer();
+        let cache = advertise(&remote);
+        let known = remote.cache_regions(&cache).unwrap();
+        assert!(Arc::ptr_eq(&known, &remote.cache_regions(&cache).unwrap()));
+        drop(known);
+        // The cache is still there, which no honest owner does, and keeps nothing of what was withdrawn.
+        let mut withdrawn = remote.withdraw(&[gone], &[]);
+        assert_eq!(Arc::strong_count(&withdrawn.pop().unwrap()), 1);
+        let error = remote.cache_regions(&cache).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Region);
+    }
+    for withdraw in [
+        |remote: &Remote| remote.withdraw(&[RegionId(1), RegionId(2)], &[CacheId(3)]),
+        Remote::forget_all,
+    ] {
+        let remote = peer();
+        let cache = advertise(&remote);
+        drop(remote.cache_regions(&cache).unwrap());
+        let regions = withdraw(&remote);
+        assert!(regions.iter().all(|region| Arc::strong_count(region) == 1));
+        assert!(remote.cache_regions(&cache).is_err());
+    }
+    // A cache that goes before its regions does not keep them, looked up before or after.
+    let remote = peer();
+    let cache = advertise(&remote);
+    drop(remote.cache_regions(&cache).unwrap());
+    assert!(remote.withdraw(&[], &[CacheId(3)]).is_empty());
+    drop(remote.cache_regions(&cache).unwrap());
+    let regions = remote.withdraw(&[RegionId(1), RegionId(2)], &[]);
+    assert!(regions.iter().all(|region| Arc::strong_count(region) == 1));
+}
+
+#[test]
+fn a_pairing_is_of_this_cache_this_way_and_these_layers() {
+    let remote = peer();
+    let cache = advertise(&remote);
+    let (all, one) = (Selection::layers(0, 2), Selection::layers(1, 1));
+    let blocks = BlockTable::from_ids(&[2]);
+    // Where the second layer's or the only layer's block is read and written.
+    let last = |ours: &Arc<KvLayout>, direction, selection: &Selection| {
+        let pairing = cache.pairing(ours, direction, selection).unwrap();
+        let plan = pairing.plan(&blocks, &blocks).unwrap();
+        let mut found = None;
+        let _ = plan.walk(0..plan.unit_count(), |run| {
+            found = Some((run.src.offset, run.dst.offset));
+            ControlFlow::Continue(())
+        });
+        (found.unwrap(), plan.total_bytes())
+    };
+    let (near, wide) = (layout(16), layout(32));
+    // Twice: made, and remembered; in between by others, which are remembered or not.
+    for _ in 0..2 {
+        assert_eq!(last(&near, Direction::Read, &all), ((32, 32), 32));
+        assert_eq!(last(&wide, Direction::Read, &all), ((32, 64), 32));
+        assert_eq!(last(&wide, Direction::Write, &all), ((64, 32), 32));
+        assert_eq!(last(&wide, Direction::Read, &one), ((32, 64), 16));
+        assert_eq!(last(&wide, Direction::Read, &all), ((32, 64), 32));
+    }
 }

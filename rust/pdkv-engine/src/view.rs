@@ -2,6 +2,7 @@
 //! it, and the others wait for it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,13 @@ impl View {
 pub(crate) struct Views {
     book: Mutex<BTreeMap<u32, View>>,
     settled: Condvar,
+    /// Bits by number: those GPUs that have a view. Written with the book; a transfer of many regions reads nothing else of most.
+    ready: AtomicU64,
+}
+
+/// The bit of a GPU; none for numbers that no machine has.
+fn bit(gpu: &Gpu) -> u64 {
+    1_u64.checked_shl(gpu.ordinal()).unwrap_or(0)
 }
 
 impl Views {
@@ -65,7 +73,10 @@ impl Views {
         let mut book = self.book();
         if let Some(view @ View::Pending) = book.get_mut(&gpu.ordinal()) {
             match outcome {
-                Ok(reach) => *view = View::Ready(reach.clone()),
+                Ok(reach) => {
+                    *view = View::Ready(reach.clone());
+                    self.ready.fetch_or(bit(gpu), Ordering::Release);
+                }
                 Err(error) if lasts(error) => *view = View::Impossible(error.message().to_owned()),
                 Err(error) if matches!(error.kind(), ErrorKind::Transfer | ErrorKind::Device) => {
                     *view = View::Refused(error.clone(), Instant::now() + AGAIN);
@@ -83,11 +94,17 @@ impl Views {
     pub(crate) fn spoil(&self, reason: &str) {
         let gone = || View::Impossible(reason.to_owned());
         let mut book = self.book();
+        self.ready.store(0, Ordering::Release);
         let shown: Vec<_> = book.values_mut().map(|view| std::mem::replace(view, gone())).collect();
         drop(book);
         self.settled.notify_all();
         // Not under the lock: unmapping waits for the driver.
         drop(shown);
+    }
+
+    /// Whether there is a view.
+    pub(crate) fn is_ready(&self, gpu: &Gpu) -> bool {
+        self.ready.load(Ordering::Acquire) & bit(gpu) != 0
     }
 
     /// The view, without waiting.
@@ -152,6 +169,9 @@ impl RemoteRegion {
 
     /// Whether a GPU of ours sees it, as far as that is known; the reason when not.
     pub(crate) fn may_view(&self, gpu: &Gpu) -> Result<(), String> {
+        if self.views.is_ready(gpu) {
+            return Ok(());
+        }
         self.views
             .now(gpu)
             .map_or_else(|| self.may_be_seen(), |view| view.map(drop))

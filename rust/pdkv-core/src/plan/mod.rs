@@ -21,6 +21,7 @@ use std::sync::Arc;
 pub use explain::Explanation;
 pub use geometry::{BlockPairs, BlockShape, Geometry, PlanePair, StridedAxis};
 pub use page_walk::PageWalk;
+pub use pages::Pairing;
 pub use selection::Selection;
 pub use wire_order::{WireAxis, WireOrder};
 
@@ -94,7 +95,7 @@ pub struct Plan(Arc<Proven>);
 struct Proven {
     kind: Kind,
     /// Bytes of the regions in which both sides stay: the source's, the destination's.
-    region_bytes: [Box<[u64]>; 2],
+    region_bytes: [Arc<[u64]>; 2],
 }
 
 #[derive(Debug)]
@@ -119,8 +120,7 @@ impl Plan {
         dst_blocks: &BlockTable,
         selection: &Selection,
     ) -> Result<Self> {
-        let pages = Pages::new(src, src_blocks, dst, dst_blocks, selection)?;
-        Ok(Self::proven(Kind::Pages(pages), src.region_bytes(), dst.region_bytes()))
+        Pairing::new(src, dst, selection)?.plan(src_blocks, dst_blocks)
     }
 
     /// Plans copying each source span onto the destination span at the same index.
@@ -130,12 +130,10 @@ impl Plan {
     /// `Region` when a span leaves its region.
     pub fn spans(src: &[Span], src_region_bytes: &[u64], dst: &[Span], dst_region_bytes: &[u64]) -> Result<Self> {
         let list = SpanList::new(src, src_region_bytes, dst, dst_region_bytes)?;
-        Ok(Self::proven(Kind::Spans(list), src_region_bytes, dst_region_bytes))
-    }
-
-    fn proven(kind: Kind, src: &[u64], dst: &[u64]) -> Self {
-        let region_bytes = [src.into(), dst.into()];
-        Self(Arc::new(Proven { kind, region_bytes }))
+        Ok(Self(Arc::new(Proven {
+            kind: Kind::Spans(list),
+            region_bytes: [src_region_bytes.into(), dst_region_bytes.into()],
+        })))
     }
 
     /// Bytes of the source's regions and of the destination's, which the plan does not leave: memory as large can be

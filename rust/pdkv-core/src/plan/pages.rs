@@ -1,13 +1,15 @@
 //! The plan for pages: segments of two block tables × lanes × strided dims.
 //!
-//! A unit is one block position of one lane, numbered lane by lane.
+//! A unit is one block position of one lane, numbered lane by lane. Lanes come of the layouts alone, so that they are kept for
+//! all plans between the same two caches.
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use super::explain::Explanation;
 use super::lanes::{Lane, Lanes, Shape};
 use super::segments::Segments;
-use super::{CopyRun, Place, Selection, refuse};
+use super::{CopyRun, Kind, Place, Plan, Proven, Selection, refuse};
 use crate::Result;
 use crate::block_table::BlockTable;
 use crate::layout::KvLayout;
@@ -15,18 +17,28 @@ use crate::layout::KvLayout;
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) segments: Segments<2>,
-    pub(super) lanes: Lanes,
+    pub(super) lanes: Arc<Lanes>,
     total_bytes: u64,
 }
 
-impl Pages {
-    pub(super) fn new(
-        src: &KvLayout,
-        src_blocks: &BlockTable,
-        dst: &KvLayout,
-        dst_blocks: &BlockTable,
-        selection: &Selection,
-    ) -> Result<Self> {
+/// Some layers of two caches: what all plans between their blocks have in common.
+#[derive(Clone, Debug)]
+pub struct Pairing {
+    lanes: Arc<Lanes>,
+    /// Of the source and of the destination.
+    region_bytes: [Arc<[u64]>; 2],
+    num_blocks: [u32; 2],
+    /// Bytes of a block position in all layers.
+    block_bytes: u64,
+}
+
+impl Pairing {
+    /// Pairs the selected layers. The layouts may differ in place and stride (NHD to HND, layer-compact to block-outermost), not
+    /// in meaning. Takes O(layers).
+    ///
+    /// # Errors
+    /// `Layout` when the meanings differ or a layer is out of range.
+    pub fn new(src: &KvLayout, dst: &KvLayout, selection: &Selection) -> Result<Self> {
         let differences = src.differences(dst);
         if !differences.is_empty() {
             let list: Vec<_> = differences
@@ -41,22 +53,42 @@ impl Pages {
             return Err(refuse(list.join(", ")));
         }
         selection.validate(src)?;
-        src_blocks.validate(src.num_blocks())?;
-        // The layout's pieces are disjoint, so unique blocks make unique bytes.
-        dst_blocks.check_unique(dst.num_blocks())?;
-        let segments = Segments::zip(src_blocks, dst_blocks)?;
-        let lanes = Lanes::new(src, dst, selection.first_layer, selection.num_layers);
-        let block_bytes = src.layer_block_bytes() * u64::from(selection.num_layers);
-        let total_bytes = block_bytes
-            .checked_mul(u64::from(segments.positions()))
-            .ok_or_else(|| refuse("the plan is beyond 64 bits"))?;
         Ok(Self {
-            segments,
-            lanes,
-            total_bytes,
+            lanes: Arc::new(Lanes::new(src, dst, selection.first_layer, selection.num_layers)),
+            region_bytes: [src.region_bytes().into(), dst.region_bytes().into()],
+            num_blocks: [src.num_blocks(), dst.num_blocks()],
+            block_bytes: src.layer_block_bytes() * u64::from(selection.num_layers),
         })
     }
 
+    /// Plans copying `src_blocks` onto `dst_blocks`, block by block. A source block may come twice, a destination block may not. Takes
+    /// O(blocks), however many layers there are.
+    ///
+    /// # Errors
+    /// `Layout` when the tables have different lengths, a block is out of range, or a destination block comes twice.
+    pub fn plan(&self, src_blocks: &BlockTable, dst_blocks: &BlockTable) -> Result<Plan> {
+        let [src, dst] = self.num_blocks;
+        src_blocks.validate(src)?;
+        // The layout's pieces are disjoint, so unique blocks make unique bytes.
+        dst_blocks.check_unique(dst)?;
+        let segments = Segments::zip(src_blocks, dst_blocks)?;
+        let total_bytes = self
+            .block_bytes
+            .checked_mul(u64::from(segments.positions()))
+            .ok_or_else(|| refuse("the plan is beyond 64 bits"))?;
+        let pages = Pages {
+            segments,
+            lanes: Arc::clone(&self.lanes),
+            total_bytes,
+        };
+        Ok(Plan(Arc::new(Proven {
+            kind: Kind::Pages(pages),
+            region_bytes: self.region_bytes.clone(),
+        })))
+    }
+}
+
+impl Pages {
     pub(super) fn unit_count(&self) -> u64 {
         self.lanes.list.len() as u64 * u64::from(self.segments.positions())
     }

@@ -3,7 +3,7 @@
 use std::ops::{ControlFlow, Range};
 
 use pdkv_core::ErrorKind;
-use pdkv_core::plan::{Plan, Selection};
+use pdkv_core::plan::{Pairing, Plan, Selection};
 use proptest::prelude::*;
 
 use crate::caches::{Cache, Counts, Order, Placement, counts, placement, table, tables};
@@ -65,7 +65,12 @@ fn fewest(bytes: &Bytes) -> u64 {
 fn check(src: &Cache, dst: &Cache, counts: &Counts, ids: (&[u32], &[u32]), layers: Range<u64>, cuts: &[u64]) -> Plan {
     let selection = Selection::layers(layers.start as u32, (layers.end - layers.start) as u32);
     let (from, to) = (&src.resolved.layout, &dst.resolved.layout);
-    let plan = Plan::pages(from, &table(ids.0), to, &table(ids.1), &selection).unwrap();
+    let pairing = Pairing::new(from, to, &selection).unwrap();
+    // Of other blocks before, in vain and not: nothing of it stays.
+    assert!(pairing.plan(&table(&[u32::MAX]), &table(&[0])).is_err());
+    let first = pairing.plan(&table(&[0]), &table(&[0])).unwrap();
+    let plan = pairing.plan(&table(ids.0), &table(ids.1)).unwrap();
+    assert_eq!(first.total_bytes() * ids.0.len() as u64, plan.total_bytes());
     let expected = expected(src, dst, counts, ids, layers);
     assert!(
         expected.windows(2).all(|pair| pair[0].0 < pair[1].0),

@@ -29,9 +29,9 @@ pub struct Cargo<T> {
     /// What goes where.
     pub plan: Plan,
     /// The plan's source regions, by their numbers.
-    pub src: Vec<Reach>,
+    pub src: Arc<Vec<Reach>>,
     /// Its destination regions.
-    pub dst: Vec<Reach>,
+    pub dst: Arc<Vec<Reach>>,
     /// What the GPU waits for before it begins.
     pub after: Option<Arc<Event>>,
     /// Whose it is: comes back with the outcome.
@@ -182,7 +182,8 @@ impl<T> Courier<T> {
     fn check(&self, cargo: &Cargo<T>) -> Result<()> {
         let [src, dst] = cargo.plan.region_bytes();
         for (bytes, reaches) in [(src, &cargo.src), (dst, &cargo.dst)] {
-            let held = bytes.len() == reaches.len() && bytes.iter().zip(reaches).all(|(&bytes, at)| bytes <= at.len());
+            let held =
+                bytes.len() == reaches.len() && bytes.iter().zip(&**reaches).all(|(&bytes, at)| bytes <= at.len());
             if !held {
                 let lens: Vec<_> = reaches.iter().map(Reach::len).collect();
                 let message = format!("memory of `{lens:?}` bytes does not hold regions of `{bytes:?}`");

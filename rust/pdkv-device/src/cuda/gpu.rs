@@ -243,11 +243,19 @@ impl Gpu {
         }
     }
 
+    /// Whether it is the very one, which costs one look.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Switches access to the memory of another GPU on, for memory of `cudaMalloc` there.
     ///
     /// # Errors
     /// `Unsupported` when it is not to be had, `Device` when a call of the driver failed that may go well another time.
     pub fn reaches(&self, other: &Self) -> Result<()> {
+        if self.is(other) {
+            return Ok(());
+        }
         if self.context().driver().identity() != other.context().driver().identity() {
             return Err(cut_off("the GPUs are of two drivers"));
         }

@@ -207,6 +207,9 @@ impl DeviceRegion {
     /// # Errors
     /// `Unsupported` when they do not and never will, `Device` when a call of the driver failed that may go well another time.
     pub fn reached_by(&self, gpu: &Gpu) -> Result<()> {
+        if self.gpu.is(gpu) {
+            return Ok(());
+        }
         if let Backing::Whole(whole) = &self.backing {
             return whole.reached_by(gpu);
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
@@ -17,6 +18,8 @@ use super::region::{DeviceRegion, Piece};
 const MOST_OF_ONE: usize = 16;
 /// The same for all that is looked at together.
 const MOST_OF_ALL: usize = 64;
+/// How many of them a glance looks at.
+const GLANCE: usize = 4;
 
 /// An address, and the numbers of the memory that was there.
 pub(super) type Witness = (u64, Identity);
@@ -34,7 +37,11 @@ pub(super) fn witnesses(context: &Context, pieces: &[Piece]) -> Result<Vec<Witne
 
 /// The allocations under several regions, each once, however many of the regions lie in it.
 #[derive(Debug, Default)]
-pub struct Witnesses(Vec<(Gpu, Vec<Witness>)>);
+pub struct Witnesses {
+    groups: Vec<(Gpu, Vec<Witness>)>,
+    /// How often somebody glanced.
+    glances: AtomicUsize,
+}
 
 impl Witnesses {
     /// Those of these regions. Memory of pdkv's own has none, for nobody else can move it.
@@ -52,12 +59,15 @@ impl Witnesses {
             (gpu, places.into_iter().step_by(every).collect::<Vec<_>>())
         };
         let groups = found.into_values().map(thin);
-        Self(groups.filter(|(_, places)| !places.is_empty()).collect())
+        Self {
+            groups: groups.filter(|(_, places)| !places.is_empty()).collect(),
+            glances: AtomicUsize::new(0),
+        }
     }
 
     /// Whether there is nothing to look at.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.groups.is_empty()
     }
 
     /// Whether all of it is still the memory that was registered. Some dozens of look-ups, however large the memory is.
@@ -65,7 +75,21 @@ impl Witnesses {
     /// # Errors
     /// `Region` when it is not, `Device` when the driver fails.
     pub fn still_there(&self) -> Result<()> {
-        self.0.iter().try_for_each(|(gpu, places)| check(gpu.context(), places))
+        let mut groups = self.groups.iter();
+        groups.try_for_each(|(gpu, places)| check(gpu.context(), places))
+    }
+
+    /// The same by a few of the allocations, other ones each time: what it costs does not grow with their number. An allocator that moves
+    /// memory moves all of it.
+    ///
+    /// # Errors
+    /// As [`still_there`](Self::still_there).
+    pub fn glance(&self) -> Result<()> {
+        let turn = self.glances.fetch_add(1, Ordering::Relaxed);
+        self.groups.iter().try_for_each(|(gpu, places)| {
+            let every = places.len().div_ceil(GLANCE).max(1);
+            check(gpu.context(), places.iter().skip(turn % every).step_by(every))
+        })
     }
 }
 
@@ -73,8 +97,9 @@ impl Witnesses {
 ///
 /// # Errors
 /// As [`Witnesses::still_there`].
-pub(super) fn check(context: &Context, places: &[Witness]) -> Result<()> {
-    if places.is_empty() {
+pub(super) fn check<'a>(context: &Context, places: impl IntoIterator<Item = &'a Witness>) -> Result<()> {
+    let mut places = places.into_iter().peekable();
+    if places.peek().is_none() {
         return Ok(());
     }
     let entered = context.enter()?;

@@ -102,8 +102,8 @@ fn cargo<T>(src: &Place, dst: &Place, owner: T) -> Cargo<T> {
     let [from, to] = spans();
     Cargo {
         plan: Plan::spans(&from, &[LEN], &to, &[LEN]).unwrap(),
-        src: vec![src.reach.clone()],
-        dst: vec![dst.reach.clone()],
+        src: Arc::new(vec![src.reach.clone()]),
+        dst: Arc::new(vec![dst.reach.clone()]),
         after: None,
         owner,
     }

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::sync::{Arc, PoisonError};
 
 use pdkv_core::ErrorKind;
-use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu, Handle, HostAccess, PinnedBuffer};
+use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu, Handle, HostAccess, PinnedBuffer, Witnesses};
 use pdkv_device::{HostRegion, HugePages};
 
 use crate::common::{Other, parent, tell};
-use crate::standin::{ALONE, MADE, alive, counts, fail, kernel_copy, other_memory, replace, segments, whole};
+use crate::standin::{ALONE, MADE, alive, calls, counts, fail, kernel_copy, other_memory, replace, segments, whole};
 
 fn region(gpu: &Gpu, address: u64, len: u64) -> pdkv_core::Result<Arc<DeviceRegion>> {
     // SAFETY: what is made of it is dropped before the memory.
@@ -113,6 +113,42 @@ fn memory_that_was_replaced_is_noticed() {
         let error = cache.still_there().unwrap_err();
         assert!(error.message().contains("other memory"), "{bytes}: {error}");
     }
+}
+
+#[test]
+fn a_glance_asks_for_few_allocations_and_in_time_for_all() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = Gpu::open_on(&driver, 0).unwrap();
+    let buffers: Vec<_> = (0..40)
+        .map(|_| DeviceBuffer::new(gpu.context(), 4096).unwrap())
+        .collect();
+    let regions: Vec<_> = buffers
+        .iter()
+        .map(|buffer| region(&gpu, buffer.address(), 4096).unwrap())
+        .collect();
+    let asked = |look: &dyn Fn() -> pdkv_core::Result<()>| {
+        let calls = || calls(path).get("cuPointerGetAttribute").copied().unwrap_or(0);
+        let before = calls();
+        look().unwrap();
+        calls() - before
+    };
+    let few = Witnesses::of(&regions[..4]);
+    let many = Witnesses::of(&regions);
+    assert_eq!(asked(&|| few.still_there()), 8);
+    assert_eq!(asked(&|| many.still_there()), 80);
+    assert_eq!(asked(&|| few.glance()), 8);
+    for _ in 0..10 {
+        assert_eq!(asked(&|| many.glance()), 8);
+    }
+    // One alone, which no allocator replaces: found all the same within one round.
+    replace(path, buffers[17].address());
+    let found: Vec<_> = (0..10).filter_map(|_| many.glance().err()).collect();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].kind(), ErrorKind::Region);
+    few.glance().unwrap();
 }
 
 #[test]

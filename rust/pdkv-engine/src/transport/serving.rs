@@ -22,7 +22,7 @@ use crate::shared::Shared;
 pub(crate) struct Serving {
     pub(crate) kind: ExportKind,
     pub(crate) walk: PageWalk,
-    pub(crate) regions: Vec<Memory>,
+    pub(crate) regions: Arc<Vec<Memory>>,
     cache: Arc<LocalCache>,
     /// The claim is over: stop touching memory.
     pub(crate) ended: AtomicBool,
@@ -45,7 +45,7 @@ impl Serving {
         Ok(Self {
             kind: view.kind,
             walk,
-            regions: cache.memory.clone(),
+            regions: Arc::clone(&cache.memory),
             cache,
             ended: AtomicBool::new(false),
         })
@@ -90,7 +90,7 @@ impl Servings {
         };
         serving.ended.store(true, Ordering::Release);
         if let Some(serving) = Arc::into_inner(serving) {
-            remains.add_memory(serving.regions);
+            remains.add_memories(serving.regions);
             remains.add(serving.cache);
         }
     }

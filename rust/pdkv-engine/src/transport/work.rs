@@ -10,13 +10,14 @@ use pdkv_core::id::TransferId;
 use pdkv_core::plan::{PageWalk, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
-use pdkv_device::cuda::{Event, Reach};
+use pdkv_device::cuda::Event;
 
 use crate::mapping::Mapped;
 use crate::remains::Remains;
-use crate::remote::RemoteRegion;
+use crate::remote::{RegionList, RemoteRegion};
 use crate::shared::Shared;
 use crate::transfer::TransferCore;
+use crate::transport::gpu::Reached;
 
 /// Which way the bytes go, seen from the engine that does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +63,9 @@ pub(crate) struct Work {
     /// What must have passed before a byte is touched.
     pub(crate) after: Option<Arc<Event>>,
     /// By the program's region index on our side.
-    pub(crate) local: Vec<Memory>,
+    pub(crate) local: Arc<Vec<Memory>>,
     /// By the program's region index on the peer's side.
-    pub(crate) remote: Vec<Arc<RemoteRegion>>,
+    pub(crate) remote: RegionList,
     started: Instant,
     chunk_units: u64,
     next: AtomicU64,
@@ -76,7 +77,7 @@ pub(crate) struct Work {
     failure: Mutex<Option<Error>>,
     mapped: OnceLock<Vec<Option<Mapped>>>,
     /// What the GPU that copies reaches; kept until nobody works on this any more.
-    pub(crate) reaches: OnceLock<Vec<Reach>>,
+    pub(crate) reaches: OnceLock<Reached>,
 }
 
 impl Work {
@@ -86,8 +87,8 @@ impl Work {
         direction: Direction,
         program: Program,
         after: Option<Arc<Event>>,
-        local: Vec<Memory>,
-        remote: Vec<Arc<RemoteRegion>>,
+        local: Arc<Vec<Memory>>,
+        remote: RegionList,
     ) -> Self {
         let units = program.unit_count().max(1);
         let unit_bytes = (program.total_bytes() / units).max(1);
@@ -245,11 +246,13 @@ impl Drop for Work {
     /// Whoever came last may be the progress thread, or the one that a GPU's other transfers wait for.
     fn drop(&mut self) {
         let mut remains = Remains::default();
-        remains.add_reaches(self.reaches.take().unwrap_or_default());
+        for list in self.reaches.take().into_iter().flatten() {
+            remains.add_reaches(Arc::into_inner(list).unwrap_or_default());
+        }
         let mapped = self.mapped.take().unwrap_or_default();
         remains.add_memory(mapped.into_iter().flatten().map(|mapped| mapped.memory));
-        remains.add_memory(std::mem::take(&mut self.local));
-        remains.add_all(std::mem::take(&mut self.remote));
+        remains.add_memories(std::mem::take(&mut self.local));
+        remains.add_each(std::mem::take(&mut self.remote));
         remains.bury(&self.shared.movers);
     }
 }

@@ -141,6 +141,21 @@ impl Gpus {
         access.map(Reach::Host)
     }
 
+    /// The same as far as it is known, without registering anything.
+    pub(super) fn reached(&self, gpu: &Gpu, memory: &Memory) -> Option<Reach> {
+        match memory {
+            Memory::Device(region) => {
+                region.reached_by(gpu).ok()?;
+                Some(Reach::Device(Arc::clone(region)))
+            }
+            Memory::Host(region) => {
+                let book = self.book();
+                let known = book.host.get(&key(gpu, region)).filter(|known| !known.is_over());
+                known?.get().ok()
+            }
+        }
+    }
+
     /// Whether [`reach`](Self::reach) would not wait for the driver.
     pub(super) fn reaches_now(&self, gpu: &Gpu, memory: &Memory) -> bool {
         match memory {

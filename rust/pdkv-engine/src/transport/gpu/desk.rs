@@ -7,11 +7,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed, Reach};
+use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
 use super::raw_fence::RawFence;
+use super::{GpuLink, reached};
 use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
@@ -22,11 +23,11 @@ const SHARE: u32 = 16;
 /// How long a GPU on which nothing could be launched is left alone.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What is to be copied, with everything it is copied between.
+/// What is to be copied.
 pub(super) struct Order {
     pub(super) work: Arc<Work>,
-    pub(super) near: Vec<Reach>,
-    pub(super) far: Vec<Reach>,
+    /// Who knows what it is copied between.
+    pub(super) link: Arc<GpuLink>,
     /// Where it has to come by after its last byte.
     pub(super) fence: Option<Arc<RawFence>>,
 }
@@ -197,10 +198,17 @@ fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Flying>> {
 
 /// Launches one order, unless its transfer is to stop.
 fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, order: Order) {
-    let Order { work, near, far, fence } = order;
+    let Order { work, link, fence } = order;
     if work.stopped() {
         return work.leave();
     }
+    let known = work.reaches.get().cloned();
+    let Some([near, far]) = known.or_else(|| reached(gpu, &work)) else {
+        // Something has gone since it was posted.
+        return link.order_later(&work);
+    };
+    // The last share of it must not end on this thread.
+    work.reaches.get_or_init(|| [Arc::clone(&near), Arc::clone(&far)]);
     let Program::Joint(plan) = &work.program else {
         let text = "a one-sided link needs both sides' places";
         let error = Error::new(ErrorKind::Internal, "move", text);

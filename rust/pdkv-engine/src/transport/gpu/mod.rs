@@ -25,6 +25,9 @@ pub(crate) use book::Gpus;
 use desk::{Desk, Order};
 use raw_fence::RawFence;
 
+/// What a GPU reaches of our memory and of the peer's, each by the program's numbers.
+pub(crate) type Reached = [Arc<Vec<Reach>>; 2];
+
 /// The way to one peer's memory for our GPUs, and to its GPUs' memory.
 pub(crate) struct GpuLink {
     shared: Weak<Shared>,
@@ -79,7 +82,7 @@ impl GpuLink {
     }
 
     /// Makes what the GPU copies between reachable for it. Blocks on the peer and on the driver.
-    fn reach_all(&self, desk: &Desk, work: &Work) -> Result<(Vec<Reach>, Vec<Reach>)> {
+    fn reach_all(&self, desk: &Desk, work: &Work) -> Result<Reached> {
         let gpu = desk.gpu();
         let near = |memory| work.shared.gpus.reach(gpu, &work.shared.registry, memory);
         let near: Vec<_> = work.local.iter().map(near).collect::<Result<_>>()?;
@@ -89,10 +92,10 @@ impl GpuLink {
         let far = work.remote.iter().map(|region| self.see(gpu, region, work));
         let far: Vec<_> = far.collect::<Result<_>>()?;
         // For a process that has no memory of this GPU itself.
-        if [&near, &far].into_iter().flatten().any(is_host) {
+        if near.iter().chain(&far).any(is_host) {
             desk.measure();
         }
-        Ok((near, far))
+        Ok([Arc::new(near), Arc::new(far)])
     }
 
     /// What the GPU sees of a region; waits for its mapping, unless the transfer is to stop.
@@ -145,20 +148,36 @@ impl GpuLink {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Gives the work to the GPU's thread, on whatever thread this is.
-    fn dispatch(&self, desk: Result<Arc<Desk>>, work: Arc<Work>) {
-        let reached = desk.and_then(|desk| Ok((self.reach_all(&desk, &work)?, desk)));
-        match reached {
-            Ok(((near, far), desk)) => {
-                // What of it nobody else keeps any more must not go on the GPU's thread.
-                let _ = work.reaches.set(near.iter().chain(&far).cloned().collect());
-                let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
-                desk.order(Order { work, near, far, fence });
+    /// Has the work done by the GPU's thread, which finds out where the memory is.
+    fn order(self: Arc<Self>, desk: &Desk, work: Arc<Work>) {
+        let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
+        desk.order(Order {
+            work,
+            link: self,
+            fence,
+        });
+    }
+
+    /// Opens what has to be opened and asks who has to be asked, on a thread that may wait, and then has the work done.
+    fn order_later(self: Arc<Self>, work: &Arc<Work>) {
+        let mine = Arc::clone(work);
+        let later = move || {
+            let ready = desk_for(&mine).and_then(|desk| {
+                // The GPU's thread takes them from there.
+                let _ = mine.reaches.set(self.reach_all(&desk, &mine)?);
+                Ok(desk)
+            });
+            match ready {
+                Ok(desk) => self.order(&desk, mine),
+                Err(error) => {
+                    mine.fail(error);
+                    mine.leave();
+                }
             }
-            Err(error) => {
-                work.fail(error);
-                work.leave();
-            }
+        };
+        if let Err(error) = work.shared.movers.task(later) {
+            work.fail(error);
+            work.leave();
         }
     }
 }
@@ -171,11 +190,16 @@ fn is_host(reach: &Reach) -> bool {
 fn is_ready(desk: &Desk, work: &Work) -> bool {
     let gpu = desk.gpu();
     let near = |memory| work.shared.gpus.reaches_now(gpu, memory);
-    work.local.iter().all(near)
-        && work
-            .remote
-            .iter()
-            .all(|region| region.views.now(gpu).is_some_and(|view| view.is_ok()))
+    work.local.iter().all(near) && work.remote.iter().all(|region| region.views.is_ready(gpu))
+}
+
+/// What the GPU copies between as far as it is reachable, without asking anybody; `None` when somebody has to be.
+fn reached(gpu: &Gpu, work: &Work) -> Option<Reached> {
+    let near = |memory| work.shared.gpus.reached(gpu, memory);
+    let near = work.local.iter().map(near).collect::<Option<_>>()?;
+    let far = |region: &Arc<RemoteRegion>| region.views.now(gpu)?.ok();
+    let far = work.remote.iter().map(far).collect::<Option<_>>()?;
+    Some([Arc::new(near), Arc::new(far)])
 }
 
 /// The GPU that copies.
@@ -191,7 +215,7 @@ fn copier(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Copier, Stri
         .iter()
         .filter_map(Memory::device)
         .map(|region| region.gpu().clone());
-    let theirs = remote.iter().filter_map(|region| region.gpu_here());
+    let theirs = remote.iter().filter_map(|region| region.gpu_here().cloned());
     if let Some(gpu) = ours.chain(theirs).next() {
         return Ok(Copier::Open(gpu));
     }
@@ -276,15 +300,10 @@ impl Link for GpuLink {
             && let Some(desk) = work.shared.gpus.open_desk(&gpu)
             && is_ready(&desk, &work)
         {
-            return self.dispatch(Ok(desk), work);
+            return self.order(&desk, work);
         }
         // The driver takes its time to open a GPU, to map and to register, and the peer to answer.
-        let mine = Arc::clone(&work);
-        let shared = Arc::clone(&work.shared);
-        if let Err(error) = shared.movers.task(move || self.dispatch(desk_for(&mine), mine)) {
-            work.fail(error);
-            work.leave();
-        }
+        self.order_later(&work);
     }
 
     fn ready_inline(&self, _work: &Work) -> bool {

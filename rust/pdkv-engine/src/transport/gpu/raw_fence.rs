@@ -59,7 +59,7 @@ impl RawFence {
             let text = "there is no thread on which to ask whether the peer's memory is the one that was registered";
             let refusal = Error::new(error.kind(), "cuda", text).with_hint("it may go well another time");
             self.answer_all(|_, works| {
-                let regions = works.iter().flat_map(|work| &work.remote);
+                let regions = works.iter().flat_map(|work| work.remote.iter());
                 Some(regions.map(|region| (region.id, refusal.clone())).collect())
             });
         }
@@ -99,7 +99,7 @@ impl RawFence {
     /// What is wrong with the memory of these works, region by region; `None` when one of them, or one that has landed
     /// since, was over before the answer came.
     fn look(&self, works: &[Arc<Work>]) -> Option<BTreeMap<RegionId, Error>> {
-        let wanted = works.iter().flat_map(|work| &work.remote);
+        let wanted = works.iter().flat_map(|work| work.remote.iter());
         let wanted: BTreeMap<_, _> = wanted
             .filter(|region| region.may_move())
             .map(|region| (region.id, region))

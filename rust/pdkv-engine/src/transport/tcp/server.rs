@@ -128,7 +128,7 @@ impl Server<'_> {
         let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         let stop = match verb {
             Verb::Get => {
-                let gpus = gpus_of(&serving.regions);
+                let gpus = gpus_of(serving.regions.iter());
                 let flow = self.flow(verb, &self.never);
                 pages.prepare(flow, &gpus, &serving.ended).map_err(Answer::Refuse)?;
                 self.answer(bytes).map_err(Answer::Broken)?;

@@ -47,7 +47,7 @@ fn here(memory: &Memory) -> Place {
 
 fn there(region: &RemoteRegion) -> Place {
     let lent = region.device().map(|device| device.uuid);
-    lent.or_else(|| region.gpu_here().map(|gpu| gpu.uuid()))
+    lent.or_else(|| region.gpu_here().map(Gpu::uuid))
 }
 
 /// What is to be tried: a copy between our side and a region on the other.

@@ -192,7 +192,7 @@ impl Puts {
             }
         };
         // Entered first: whatever ends the lane from here on finds it and ends it too.
-        let remote = work.remote.clone();
+        let remote = Arc::clone(&work.remote);
         self.jobs.push(Job {
             tally: Tally::new(&made.worker),
             unseen: unseen(&work),
@@ -205,7 +205,7 @@ impl Puts {
             runs: 0,
             stopped: None,
         });
-        for region in &remote {
+        for region in remote.iter() {
             let known = self.keys.get(&region.id).map(|known| &known.key);
             // What was refused once may have been refused for want of memory.
             if !matches!(known, Some(Key::Asked | Key::Have(_))) {
@@ -275,7 +275,7 @@ impl Job {
             return true;
         }
         let mut found = Vec::with_capacity(self.work.remote.len());
-        for region in &self.work.remote {
+        for region in self.work.remote.iter() {
             match keys.get(&region.id).map(|known| &known.key) {
                 Some(Key::Have(key)) => found.push(Rc::clone(key)),
                 Some(Key::Refused(reason)) => {

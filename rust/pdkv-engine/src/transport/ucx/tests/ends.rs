@@ -139,8 +139,8 @@ fn a_panic_on_a_lane_takes_it_apart_in_order() {
         Direction::Read,
         nothing,
         None,
-        Vec::new(),
-        Vec::new(),
+        Arc::default(),
+        Arc::default(),
     ));
     work.employ(1);
     // Work that leaves is reported under this lock: it must not have to be let in before the worker is gone.
