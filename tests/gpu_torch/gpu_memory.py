@@ -62,6 +62,14 @@ class Driver:
         self.inside("cuStreamCreateWithPriority", ctypes.byref(handle), 1, 0)
         return handle.value
 
+    def after(self, stream, other):
+        """Makes a stream wait for all that another was asked so far."""
+        event = ctypes.c_void_p()
+        self.inside("cuEventCreate", ctypes.byref(event), 2)
+        self.inside("cuEventRecord", event, ctypes.c_void_p(other))
+        self.inside("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+        self.inside("cuEventDestroy_v2", event)
+
     def capture(self, stream, *, on):
         self.ask("standin_capture", ctypes.c_uint64(stream), int(on))
 

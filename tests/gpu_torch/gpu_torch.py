@@ -189,6 +189,8 @@ def _define():
                 raise TypeError("stream must be int or none")
             if stream == 0:
                 raise AssertionError("unsupported stream on CUDA: 0")
+            if stream != -1:
+                _driver.after(1 if stream is None else stream, _current().cuda_stream)
             return torch.Tensor.__dlpack__(_plain(self), max_version=max_version)
 
     return OnGpu

@@ -187,9 +187,10 @@ def test_cuda_array_interface():
 
 
 @pytest.mark.parametrize("stream", [1, 2, 0x5555_0000])
-def test_the_stream_of_a_cuda_array_is_kept_from_version_3_on(stream):
+def test_the_stream_of_a_cuda_array_is_read_from_version_3_on(stream):
     assert describe(OnGpu(stream=stream)).stream == stream
-    assert describe(OnGpu(stream=stream, version=2)).stream is None
+    assert describe(OnGpu(stream=None)).stream is None
+    assert describe(OnGpu(stream=stream, version=2)).stream == 1, "the legacy default stream"
 
 
 @pytest.mark.parametrize(

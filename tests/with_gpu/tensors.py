@@ -8,7 +8,9 @@ import types
 import numpy as np
 
 import pdkv
+from gpu_torch.gpu_memory import Driver
 
+LEGACY_STREAM = 1
 TORCH = "torch"
 
 
@@ -22,22 +24,29 @@ class Cupy:
             "typestr": typestr,
             "data": (pool.address + offset, False),
             "strides": strides,
-            "stream": stream,
             "version": version,
         }
+        if version > 2:
+            self.__cuda_array_interface__["stream"] = stream
 
 
 class Dlpack:
-    """A tensor of a library that speaks DLPack alone, by the capsules of a pool."""
+    """A tensor of a library that speaks DLPack alone, by the capsules of a pool.
 
-    def __init__(self, pool):
-        self.pool, self.asked = pool, []
+    Its owner works on a stream, and makes whichever stream it is asked with wait for that, as the array API standard says.
+    """
+
+    def __init__(self, pool, stream=None):
+        self.pool, self.asked, self._stream = pool, [], stream
 
     def __dlpack_device__(self):
         return self.pool.__dlpack_device__()
 
     def __dlpack__(self, **options):
-        self.asked.append(options)
+        self.asked.append(dict(options))
+        taker = options.get("stream", LEGACY_STREAM)
+        if self._stream is not None and taker != -1:
+            Driver().after(taker, self._stream)
         return self.pool.__dlpack__(**options)
 
 

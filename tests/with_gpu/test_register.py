@@ -10,7 +10,7 @@ import pytest
 
 import pdkv
 from pdkv._core import CudaLoop
-from with_gpu.tensors import Cupy, Dlpack, Jax, Tensor, on_gpu, torch_on
+from with_gpu.tensors import LEGACY_STREAM, Cupy, Dlpack, Driver, Jax, Tensor, on_gpu, torch_on
 
 
 def test_a_pool_is_registered_as_it_is(pair):
@@ -133,23 +133,31 @@ def test_a_cache_in_two_places_is_refused(pair, other):
     assert "for each" in caught.value.hint
 
 
-@pytest.mark.parametrize("way", ["cupy", "torch", "cupy cache"])
-def test_registering_waits_for_what_the_owner_has_under_way(pair, monkeypatch, arena, way):
+WAYS = ["cupy", "torch", "cupy cache", "dlpack", "interface that names no stream"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_registering_waits_for_what_the_owner_has_under_way(pair, monkeypatch, way):
     """A fill that is still under way when a tensor is registered must not come after the first transfer into it."""
-    loop = CudaLoop()
+    loop, driver = CudaLoop(), Driver()
     pool, ones = on_gpu(4096), np.full(4096, 1, np.uint8)
+    stream = LEGACY_STREAM if way == WAYS[-1] else loop.stream
     for _ in range(200):
-        loop.copy(pool.address, pool.address, 1)
-    loop.copy(pool.address, ones.ctypes.data, 4096)
+        driver.copy(pool.address, pool.address, 1, stream)
+    driver.copy(pool.address, ones.ctypes.data, 4096, stream)
     if way == "torch":
-        torch_on(monkeypatch, stream=loop.stream)
+        torch_on(monkeypatch, stream=stream)
         region = pair[0].register(Tensor(pool, (32, 64)))
     elif way == "cupy":
-        region = pair[0].register(Cupy(pool, (4096,), "|u1", stream=loop.stream))
-    else:
-        tensors = {"layers.0": Cupy(pool, (8, 256), stream=loop.stream)}
+        region = pair[0].register(Cupy(pool, (4096,), "|u1", stream=stream))
+    elif way == "dlpack":
+        region = pair[0].register(Dlpack(pool, stream))
+    elif way == "cupy cache":
+        tensors = {"layers.0": Cupy(pool, (8, 256), stream=stream)}
         pair[0].register_kv_cache(tensors, layout="BC", block_tokens=16)
         region = pair[0].register(pool)
+    else:
+        region = pair[0].register(Cupy(pool, (4096,), "|u1", version=2))
     target = np.zeros(4096, np.uint8)
     peer = pair[1].connect(pair[0].address)
     peer.read(pair[1].register(target), region.describe()).wait()
