@@ -56,7 +56,21 @@ def test_default_streams(pair, handle):
     cache.export([0, 1], stream=handle).release()
 
 
-@pytest.mark.parametrize("thing", ["stream", -1, 1.5, object(), types.SimpleNamespace(cuda_stream="x"), 1 << 64])
+NO_STREAMS = [
+    "stream",
+    -1,
+    1.5,
+    object(),
+    types.SimpleNamespace(cuda_stream="x"),
+    1 << 64,
+    True,
+    False,
+    types.SimpleNamespace(cuda_stream=True),
+    types.SimpleNamespace(__cuda_stream__=lambda: (0, True)),
+]
+
+
+@pytest.mark.parametrize("thing", NO_STREAMS)
 def test_what_is_no_stream_is_refused(pair, thing):
     cache = pair[0].register_kv_cache({"layers.0": _raw(on_gpu(4096))}, layout="BC", block_tokens=16)
     with pytest.raises(pdkv.ConfigError, match="no CUDA stream") as caught:

@@ -93,7 +93,8 @@ impl PyKvCache {
     ///     reference: The reference that this cache's `Issuer` minted for it. Then tokens, digest and consumers are the
     ///         reference's and need not be stated, and consumers who came before are answered now.
     ///     stream: The CUDA stream that writes the blocks: its handle, or an object with `__cuda_stream__` or
-    ///         `cuda_stream`, such as `torch.cuda.current_stream()`.
+    ///         `cuda_stream`, such as `torch.cuda.current_stream()`. A handle is believed: it must be of a stream
+    ///         of the blocks' GPU that lives until the call returns.
     ///
     /// Raises:
     ///     LayoutError: A block id is out of range, or the reference is for another number of blocks.

@@ -151,7 +151,8 @@ impl PyPeer {
     ///     timeout_s: The transfer's deadline.
     ///     require: The only transport to use, or `"rdma"`: whichever, as long as the bytes go by RDMA.
     ///     stream: The CUDA stream that still uses the destination: it is written after all that the stream was asked so far.
-    ///         Its handle, or an object with `__cuda_stream__` or `cuda_stream`. Blocks nobody.
+    ///         Its handle, or an object with `__cuda_stream__` or `cuda_stream`. A handle is believed: it must be of a
+    ///         stream of the destination's GPU that lives until the call returns. Blocks nobody.
     ///
     /// Raises:
     ///     RegionError: A span is not registered, not accessible, or read-only.

@@ -9,6 +9,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::{Event, Gpu, Stream};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::blocks;
 use crate::buffers;
@@ -23,7 +24,7 @@ pub(crate) struct Given {
     device: Option<u32>,
 }
 
-/// Reads `stream=`: `None`, an integer, or an object with `__cuda_stream__`, `cuda_stream` or `ptr`.
+/// Reads `stream=`: `None`, an integer, or an object with `__cuda_stream__`, `cuda_stream` or `ptr`. That the stream lives nobody can see.
 pub(crate) fn given(object: &Bound<'_, PyAny>) -> PyResult<Option<Given>> {
     if object.is_none() {
         return Ok(None);
@@ -45,7 +46,7 @@ fn device_of(object: &Bound<'_, PyAny>) -> Option<u32> {
 
 fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     let py = object.py();
-    if let Ok(handle) = object.extract::<u64>() {
+    if let Some(handle) = number_of(object) {
         return Ok(handle);
     }
     if let Ok(protocol) = object.getattr(intern!(py, "__cuda_stream__")) {
@@ -55,12 +56,12 @@ fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
         } else {
             protocol
         };
-        if let Ok((_version, handle)) = pair.extract::<(u64, u64)>() {
+        if let Some(handle) = pair.get_item(1).ok().as_ref().and_then(number_of) {
             return Ok(handle);
         }
     }
     for name in [intern!(py, "cuda_stream"), intern!(py, "ptr")] {
-        if let Ok(handle) = object.getattr(name).and_then(|handle| handle.extract()) {
+        if let Some(handle) = object.getattr(name).ok().as_ref().and_then(number_of) {
             return Ok(handle);
         }
     }
@@ -69,6 +70,14 @@ fn handle_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
         "give the handle as an integer, or an object with `__cuda_stream__` or `cuda_stream`, as torch's streams",
     );
     Err(errors::to_python(py, &error))
+}
+
+/// A handle. A bool is none, though Python takes it for an integer: `True` would be the default stream.
+fn number_of(object: &Bound<'_, PyAny>) -> Option<u64> {
+    if object.is_instance_of::<PyBool>() {
+        return None;
+    }
+    object.extract().ok()
 }
 
 impl Given {

@@ -27,8 +27,9 @@ pub(crate) fn waited_for(gpu: &Gpu, handle: u64) -> Result<()> {
 }
 
 fn record(gpu: &Gpu, handle: u64, event: Event) -> Result<Event> {
-    // SAFETY: that the handle is of a live stream of this GPU is the documented duty of whoever gives it; the caller
-    // holds the object it came from during this call, and nothing of the stream is kept.
+    // SAFETY: that the handle is of a live stream of this GPU is the duty of whoever gives it: for `stream=` the docstrings of
+    // `export` and `read` say so, which the other calls refer to, and docs/guides/gpu.md; for the stream of a tensor the
+    // protocol that named it. The caller holds the object it came from during this call, and nothing of the stream is kept.
     let stream = unsafe { Stream::foreign(gpu.context(), handle) };
     if stream.capturing()? {
         // The event would be the graph's, and what waits for it a part of the graph.
@@ -41,8 +42,8 @@ fn record(gpu: &Gpu, handle: u64, event: Event) -> Result<Event> {
 
 /// Asks a stream for a copy between memory that the caller of a private function answers for.
 pub(crate) fn copied(stream: &Stream, dst: u64, src: u64, nbytes: u64) -> Result<()> {
-    // SAFETY: `gpu_check` and `pdkv.bench` pass memory that they hold until they have waited for the stream; they are the
-    // only callers.
+    // SAFETY: whoever has a `CudaLoop` passes memory that it holds until it has waited for the stream: `gpu_check`, `pdkv.bench` and
+    // `pdkv.doctor`, as tests/repo/test_layering.py says, and tests.
     unsafe { copy_async(stream, dst, src, nbytes as usize) }
 }
 
