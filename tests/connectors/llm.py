@@ -30,10 +30,14 @@ class Llm:
         groups: KV groups of the model. All but the first keep a window of one block.
         policy: What becomes of a request whose load failed: `fail` or `recompute`.
         sleep_mode: Whether it may give its memory back for a while.
+        cumem: Whether its own allocator makes the cache on a GPU, unless the connector knows a better place.
         connector: The connector's class, if not the module's own.
         gpu: Where its cache is, unless it is the CPU's memory.
         indexer: Whether each layer has an indexer with a cache of its own, in the same KV group.
         **extra: `kv_connector_extra_config`.
+
+    Attributes:
+        pools: Where each rank is told to allocate its cache; `None` is vLLM's choice.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Llm:
         groups: int = 1,
         policy: str = "fail",
         sleep_mode: bool = False,
+        cumem: bool = False,
         connector: Any = None,
         gpu: Gpu | None = None,
         indexer: bool = False,
@@ -66,15 +71,16 @@ class Llm:
         self._finished: set[str] = set()
         self._missing: dict[str, Counter[str]] = {"sent": Counter(), "received": Counter()}
         self._failing: set[str] = set()
-        config, caches = engine_config(role, name, ranks, policy, sleep_mode, extra), cache_config(groups, indexer)
+        config, caches = engine_config(role, name, ranks, policy, sleep_mode, cumem, extra), cache_config(groups, indexer)
         roles, connector = module.KVConnectorRole, connector or module.PdkvConnector
         self.ranks = [Rank(release, rank, groups, gpu, indexer) for rank in range(ranks)]
-        self.workers, handshakes = [], {}
+        self.workers, self.pools, handshakes = [], [], {}
         for rank in self.ranks:
             Place.tp_rank = rank.rank
             worker = connector(config, roles.WORKER, caches)
             self.workers.append(worker)
             gave = replay(release, "start_worker", worker, kv_caches=rank.layers, copy_operation=None)
+            self.pools.append(gave.get("get_mem_pool_context"))
             handshakes[0, rank.rank] = pickle.loads(pickle.dumps(gave["get_handshake_metadata"]))
         self.scheduler = connector(config, roles.SCHEDULER, cache_config(groups, indexer, scheduler=True))
         manager = SimpleNamespace(block_pool=None)

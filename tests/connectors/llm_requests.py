@@ -68,7 +68,7 @@ class Blocks:
 
 
 def engine_config(
-    role: str, name: str, ranks: int, policy: str, sleep_mode: bool, extra: dict[str, Any]
+    role: str, name: str, ranks: int, policy: str, sleep_mode: bool, cumem: bool, extra: dict[str, Any]
 ) -> SimpleNamespace:
     """The configuration of vLLM, as far as a connector may look."""
     return SimpleNamespace(
@@ -90,6 +90,6 @@ def engine_config(
             data_parallel_index=0,
             data_parallel_rank=0,
         ),
-        model_config=SimpleNamespace(model="tiny", enable_sleep_mode=sleep_mode),
+        model_config=SimpleNamespace(model="tiny", enable_sleep_mode=sleep_mode, enable_cumem_allocator=cumem),
         cache_config=SimpleNamespace(cache_dtype="auto"),
     )

@@ -18,7 +18,8 @@ from connectors.gpu import Gpu
 from connectors.llm import Llm
 from connectors.llm_memory import NUM_BLOCKS
 from connectors.llm_requests import Request, Status
-from connectors.replay import CHANGES
+from connectors.releases import number
+from connectors.replay import CHANGES, arity
 from connectors.stand_in import vllm
 from pdkv.connectors import vllm_device, vllm_versions
 from pdkv.connectors.core.config import Settings
@@ -188,6 +189,20 @@ def test_the_cache_is_allocated_where_it_can_be_shared(cumem, device, ours):
     config = SimpleNamespace(model_config=SimpleNamespace(enable_cumem_allocator=cumem))
     context = vllm_device.shareable_memory(config, device)
     assert isinstance(context, nullcontext) if ours else context is None
+
+
+@pytest.mark.parametrize("cumem", [True, False])
+def test_vllm_is_told_where_to_allocate_when_it_would_take_what_can_not_be_shared(release, stack, cumem):
+    pools = World(release, stack, ranks=2, cumem=cumem).p.pools
+    asks = "get_mem_pool_context" in arity(release, "start_worker")
+    assert asks is (number(release) >= number("0.31"))
+    if not (asks and cumem):
+        assert pools == [None, None]
+        return
+    assert None not in pools, "vLLM's own allocator would be taken"
+    for pool in pools:
+        with pool:
+            """As vLLM enters it around the allocation."""
 
 
 # Blocks that vLLM clears

@@ -386,7 +386,7 @@ def test_sleep_mode_is_refused(release, stack):
 
 def test_scales_that_each_engine_makes_for_itself_are_refused(release, stack):
     module = stack.enter_context(vllm(release))
-    config = engine_config("kv_producer", "p", 1, "fail", False, {})
+    config = engine_config("kv_producer", "p", 1, "fail", False, False, {})
     config.cache_config.calculate_kv_scales = True
     with pytest.raises(PdkvError, match="calculate_kv_scales"):
         module.PdkvConnector(config, module.KVConnectorRole.WORKER, cache_config(1))
