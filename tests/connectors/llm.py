@@ -71,7 +71,8 @@ class Llm:
         self._finished: set[str] = set()
         self._missing: dict[str, Counter[str]] = {"sent": Counter(), "received": Counter()}
         self._failing: set[str] = set()
-        config, caches = engine_config(role, name, ranks, policy, sleep_mode, cumem, extra), cache_config(groups, indexer)
+        config = engine_config(role, name, ranks, policy, sleep_mode, cumem, extra)
+        caches = cache_config(groups, indexer)
         roles, connector = module.KVConnectorRole, connector or module.PdkvConnector
         self.ranks = [Rank(release, rank, groups, gpu, indexer) for rank in range(ranks)]
         self.workers, self.pools, handshakes = [], [], {}

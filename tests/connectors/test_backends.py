@@ -14,25 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connectors.backends import BLOCKS, TABLE, Row, allocate, config_of, full, latent
-from connectors.sides import DIGEST, until
-from connectors.stand_in import Tensor
-from pdkv._core import Issuer
+from connectors.backends import TABLE, Row, allocate, config_of, full, latent
+from connectors.exchange import RANKS, expected, offer, one_order, order, pairs
+from connectors.sides import until
 from pdkv.connectors import vllm_caches
 from pdkv.connectors.core.caches import GroupCache
 from pdkv.connectors.core.config import Settings
-from pdkv.connectors.core.directory import Directory
 from pdkv.connectors.core.line import Line
 from pdkv.connectors.core.places import Places
-from pdkv.connectors.core.producer import RankMint
-from pdkv.connectors.core.work import ExportOrder, ProducerAddress, PullOrder, Work
+from pdkv.connectors.core.work import ProducerAddress
 from pdkv.connectors.core.worker import WorkerSide
 from pdkv.errors import LayoutError, UnsupportedError
 
-RANKS = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
-# Blocks at both ends, by group and out of order. Groups lie on the same memory, so none has a block of the other's.
-FROM = ((5, 2, 7), (6, 3))
-INTO = ((1, 6, 3), (2, 5))
 ROWS = {row.backend: row for row in TABLE}
 
 
@@ -72,43 +65,14 @@ class End:
 
 def give(p: End, stack: ExitStack, request_id: str = "p-1") -> tuple[ProducerAddress, Any]:
     """Exports blocks of every group; gives where, and the references."""
-    info = p.worker.info
-    directory = Directory("p", [info])
-    stack.callback(directory.close)
-    mint = RankMint(tuple(map(Issuer.from_bytes, info.issuers)), info.cache_groups)
-    blocks = FROM[: len(p.row.groups)]
-    own = tuple(
-        issuer.issue(num_blocks=len(blocks[group]), num_tokens=1, digest=DIGEST).to_json()
-        for group, issuer in mint.pairs()
-    )
-    p.worker.carry(Work(exports=(ExportOrder(request_id, (own,), blocks, 60.0),)))
-    return ProducerAddress("p", "127.0.0.1", directory.port), (own,)
+    producer, references, work = offer(p.worker.info, len(p.row.groups), stack, request_id)
+    p.worker.carry(work)
+    return producer, references
 
 
 def fetch(d: End, producer: ProducerAddress, references: Any, request_id: str = "d-1") -> None:
-    into = INTO[: len(d.row.groups)]
-    order = PullOrder(request_id, producer, references, DIGEST, into, (0,) * len(into), 1)
-    d.worker.carry(Work(pulls=(order,)))
+    d.worker.carry(order(len(d.row.groups), producer, references, request_id))
     until(lambda: (d.look(), request_id in d.received)[1])
-
-
-def expected(p: End, d: End) -> np.ndarray[Any, Any]:
-    """The consumer's memory as it is to be: every element of the blocks, and nothing else."""
-    before = d.memory.copy()
-    for group, source, target in zip(d.config.kv_cache_groups, FROM, INTO, strict=False):
-        for name in group.layer_names:
-            theirs, mine = by_block(p.tensors[name]), by_block(d.tensors[name])
-            for here, there in zip(target, source, strict=True):
-                mine[here][...] = theirs[there]
-    after = d.memory.copy()
-    d.memory[:] = before
-    return after
-
-
-def by_block(tensor: Tensor) -> Any:
-    """The blocks of the scheduler's, one after another, each with its kernel blocks."""
-    ratio = tensor.shape[0] // BLOCKS
-    return [tensor[block * ratio : (block + 1) * ratio] for block in range(BLOCKS)]
 
 
 @contextmanager
@@ -120,23 +84,12 @@ def ends(row: Row, here: str, there: str, **how: Any) -> Any:
         yield p, d, stack
 
 
-def pairs(row: Row) -> list[tuple[str, str]]:
-    """Each layout to itself's next, so that each is read and written; and the first to itself."""
-    layouts = row.layouts
-    return [(layouts[0], layouts[0]), *zip(layouts, (*layouts[1:], layouts[0]), strict=True)][: len(layouts) + 1]
-
-
-def inner(layout: str) -> str:
-    return "".join(axis for axis in layout if axis in "HN")
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_a_block_goes_over_byte_for_byte(name):
     row = ROWS[name]
-    for here, there in dict.fromkeys(pairs(row)):
-        one_order = inner(here) == inner(there) or all(kind.heads == 1 for kinds in row.groups for kind in kinds)
+    for here, there in pairs(row):
         with ends(row, here, there) as (p, d, stack):
-            if row.packed and not one_order:
+            if row.packed and not one_order(row, here, there):
                 with pytest.raises(LayoutError, match="model of group 0"):
                     reach(p, d, stack)
                 continue

@@ -97,14 +97,14 @@ def test_importing_pdkv_names_no_framework():
     assert not offenders, f"import it inside the function that needs it: {offenders}"
 
 
-# Who may have a driver copy at bare addresses. Each holds the memory until it has waited for the copy, which is what the SAFETY lines of
-# rust/pdkv-py/src/buffers/device.rs go by: look before one is added, and name it there.
+# Who may have a driver copy at bare addresses. Each holds the memory until it has waited for the copy, which the SAFETY
+# lines of rust/pdkv-py/src/buffers/device.rs go by: look before one is added, and name it there.
 COPIES_AT_ADDRESSES = ("benches/gpu_check", "python/pdkv/bench", "python/pdkv/doctor")
 
 
 def test_only_those_who_hold_the_memory_copy_at_bare_addresses():
-    users = {name(path) for path in files(".py") if "CudaLoop" in path.read_text() and not name(path).startswith("tests/")}
+    users = {name(path) for path in files(".py") if "CudaLoop" in path.read_text()}
     for folder in COPIES_AT_ADDRESSES:
         assert any(user.startswith(f"{folder}/") for user in users), f"`{folder}` does no more"
-    others = {user for user in users if not user.startswith(tuple(f"{folder}/" for folder in COPIES_AT_ADDRESSES))}
+    others = [user for user in users if not user.startswith((*COPIES_AT_ADDRESSES, "tests/"))]
     assert not others, f"{sorted(others)} use `CudaLoop`"

@@ -33,7 +33,7 @@ class Cupy:
 class Dlpack:
     """A tensor of a library that speaks DLPack alone, by the capsules of a pool.
 
-    Its owner works on a stream, and makes whichever stream it is asked with wait for that, as the array API standard says.
+    Its owner works on a stream, and makes whichever it is asked with wait for that, as the array API standard says.
     """
 
     def __init__(self, pool, stream=None):
