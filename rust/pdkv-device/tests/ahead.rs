@@ -16,10 +16,10 @@ const ARCHS: [u32; 3] = [80, 90, 100];
 
 /// An nvcc that says what it was asked, and gives for each architecture what lies beside it, if anything does.
 const COMPILER: &str = r#"
-out= arch=
+out= arch= options=
 while [ $# -gt 1 ]; do
   case $1 in
-    -std=c++17 | -cubin) ;;
+    -std=c++17 | -cubin) options="$options $1" ;;
     -arch=*) arch=${1#-arch=} ;;
     -o) out=$2; shift ;;
     *) echo "unknown option $1" >&2; exit 1 ;;
@@ -27,7 +27,7 @@ while [ $# -gt 1 ]; do
   shift
 done
 [ -s "$1" ] || { echo "no source $1" >&2; exit 1; }
-echo "$arch $1" >>"$0.asked"
+echo "$arch$options $1" >>"$0.asked"
 if [ -e "$0.$arch" ]; then cat "$0.$arch" >"$out"; else printf '\177ELF%s' "$arch" >"$out"; fi
 "#;
 
@@ -156,7 +156,7 @@ fn who_asks_has_an_image_for_each_architecture() {
         .into();
     assert_eq!(embedded(&out), expected);
     let asked = fs::read_to_string(out.join("nvcc.asked")).unwrap();
-    let expected: String = ARCHS.map(|arch| format!("sm_{arch} ../../cuda/pdkv.cu\n")).concat();
+    let expected: String = ARCHS.map(|arch| format!("sm_{arch} -std=c++17 -cubin ../../cuda/pdkv.cu\n")).concat();
     assert_eq!(asked, expected);
 }
 
