@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import types
 import weakref
 
 import numpy as np
@@ -162,6 +165,33 @@ def test_registering_waits_for_what_the_owner_has_under_way(pair, monkeypatch, w
     peer = pair[1].connect(pair[0].address)
     peer.read(pair[1].register(target), region.describe()).wait()
     assert (target == 1).all()
+
+
+def of_the_async_allocator(nbytes):
+    call = ctypes.CDLL(os.environ["PDKV_CUDA_LIBRARY"]).standin_other
+    call.restype, call.argtypes = ctypes.c_uint64, [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
+    return call(0, nbytes, 0)
+
+
+def of_vllms_pool(nbytes):
+    """As `--enable-cumem-allocator` makes it: one that no type of handle was asked for."""
+    call = ctypes.CDLL(os.environ["PDKV_CUDA_LIBRARY"]).standin_segments
+    call.restype = ctypes.c_uint64
+    return call(0, -(-nbytes // (2 << 20)), 1, 0)
+
+
+@pytest.mark.parametrize("allocate", [of_the_async_allocator, of_vllms_pool])
+def test_memory_that_no_other_process_can_have_says_so_and_moves_in_this_one(pair, arena, allocate):
+    nbytes = 4096
+    memory = types.SimpleNamespace(address=allocate(nbytes), device=0)
+    region = pair[0].register(Cupy(memory, (nbytes,), "|u1"))
+    assert not region.shared
+    fresh, target = np.arange(nbytes, dtype=np.uint16).astype(np.uint8), arena.empty(nbytes)
+    Driver().copy(memory.address, fresh.ctypes.data, nbytes, LEGACY_STREAM)
+    Driver().inside("cuCtxSynchronize")
+    peer = pair[1].connect(pair[0].address)
+    peer.read(pair[1].register(target.owner), region.describe(), require="cuda").wait()
+    assert arena.wrong(target, fresh) == 0
 
 
 def test_regions_end_where_allocations_do():
