@@ -28,6 +28,9 @@ class _Stream:
     def __init__(self, handle=None):
         self.cuda_stream = _driver.stream() if handle is None else handle
 
+    def synchronize(self):
+        _driver.inside("cuStreamSynchronize", ctypes.c_void_p(self.cuda_stream))
+
 
 class _Event:
     def __init__(self, enable_timing=False):
@@ -120,7 +123,7 @@ def _define():
     class OnGpu(torch.Tensor):
         """A tensor of the GPU."""
 
-        is_cuda = True
+        is_cuda, is_cpu = True, False
 
         @property
         def device(self):
@@ -209,6 +212,13 @@ def _zeros(real):
     return zeros
 
 
+def _empty(real):
+    def empty(*size, pin_memory=False, **options):
+        return torch.zeros(*size, pin_memory=True, **options) if pin_memory else real(*size, **options)
+
+    return empty
+
+
 def _as_tensor(real):
     def as_tensor(data, dtype=None, device=None):
         interface = getattr(data, "__cuda_array_interface__", None)
@@ -253,7 +263,8 @@ def patch(module):
         _move(tensor) if args and _on_gpu(args[0]) else to(tensor, *args, **options)
     )
     torch.Tensor.is_pinned = lambda tensor, device=None: tensor.data_ptr() in _pinned or is_pinned(tensor)
-    torch.zeros, torch.as_tensor, torch.from_dlpack = _zeros(torch.zeros), _as_tensor(torch.as_tensor), _from_dlpack
+    torch.empty, torch.zeros = _empty(torch.empty), _zeros(torch.zeros)
+    torch.as_tensor, torch.from_dlpack = _as_tensor(torch.as_tensor), _from_dlpack
     cuda = torch.cuda
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.init, cuda.device_count = lambda: None, lambda: 1

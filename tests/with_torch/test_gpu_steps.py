@@ -6,40 +6,24 @@ What torch lacks here is in tests/gpu_torch, and so are cupy, NIXL and compute-s
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from gpu_check.outcome import PASSED
 from gpu_check.steps import STEPS
 
+from with_torch.shim import ROOT, SHIM, with_gpu
+
 # All steps in one test, which takes a minute or two where nothing else is done.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
-
-ROOT = Path(__file__).resolve().parents[2]
-SHIM = ROOT / "tests/gpu_torch"
 
 
 def run_steps(out):
     """What each step says, all of them run in one process."""
-    folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "standin"
-    built = subprocess.run([ROOT / "scripts/standin-cuda.sh", folder], capture_output=True, text=True, check=True)
-    library, image = built.stdout.split()
-    paths = [SHIM, ROOT / "benches", os.environ.get("PYTHONPATH", "")]
-    environment = {
-        "PDKV_CUDA_LIBRARY": library,
-        "PDKV_CUDA_IMAGE": image,
-        "PDKV_STANDIN_OPEN": "1",  # what torch computes here the CPU does
-        "PYTHONPATH": os.pathsep.join(map(str, filter(None, paths))),
-        "PATH": f"{SHIM / 'tools'}{os.pathsep}{os.environ['PATH']}",
-    }
     command = [sys.executable, SHIM / "run_steps.py", "--out", out, "--budget", "1000000"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=with_gpu(), check=False)
     assert (out / "gpu-check.json").exists(), done.stdout + done.stderr
     return json.loads((out / "gpu-check.json").read_text())["steps"]
 
