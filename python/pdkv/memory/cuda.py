@@ -69,8 +69,8 @@ def _read(interface: dict[str, Any], array: Any, what: str) -> MemoryFacts:
         pinned=False,
         keep=array,
         device="cuda",
-        # Before version 3 the interface says nothing of streams. The legacy default one is where work without a stream is
-        # put, and it comes after all streams but those that were made not to wait for it.
+        # Before version 3 the interface says nothing of streams. The legacy default one is where work without a stream
+        # is put, and it comes after all streams but those that were made not to wait for it.
         stream=_stream(interface.get("stream"), what) if version >= _WITH_STREAM else LEGACY_STREAM,
     )
 

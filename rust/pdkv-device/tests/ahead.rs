@@ -156,7 +156,9 @@ fn who_asks_has_an_image_for_each_architecture() {
         .into();
     assert_eq!(embedded(&out), expected);
     let asked = fs::read_to_string(out.join("nvcc.asked")).unwrap();
-    let expected: String = ARCHS.map(|arch| format!("sm_{arch} -std=c++17 -cubin ../../cuda/pdkv.cu\n")).concat();
+    let expected: String = ARCHS
+        .map(|arch| format!("sm_{arch} -std=c++17 -cubin ../../cuda/pdkv.cu\n"))
+        .concat();
     assert_eq!(asked, expected);
 }
 
