@@ -9,8 +9,10 @@ pub struct Figures {
     pub registers: u32,
     /// Bytes of the stack frame of a thread.
     pub stack_bytes: u32,
-    /// Bytes of registers stored to memory for want of room, stores and loads.
-    pub spill_bytes: u32,
+    /// Bytes that a thread stores to memory for want of registers.
+    pub spill_store_bytes: u32,
+    /// Bytes that it loads from there again.
+    pub spill_load_bytes: u32,
     /// Static shared memory of a block.
     pub shared_bytes: u32,
 }
@@ -28,8 +30,8 @@ pub fn figures(log: &str) -> Vec<Figures> {
             let before = |what: &str| number_before(line, what);
             if let Some(bytes) = before("bytes stack frame") {
                 current.stack_bytes = bytes;
-                current.spill_bytes =
-                    before("bytes spill stores").unwrap_or(0) + before("bytes spill loads").unwrap_or(0);
+                current.spill_store_bytes = before("bytes spill stores").unwrap_or(0);
+                current.spill_load_bytes = before("bytes spill loads").unwrap_or(0);
             }
             if let Some((_, rest)) = line.split_once("Used ") {
                 current.registers = number_before(rest, "registers").unwrap_or(0);
@@ -62,7 +64,7 @@ mod tests {
                    ptxas info    : Compiling entry function 'a' for 'sm_90'\n\
                    ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
                    ptxas info    : Used 32 registers, used 1 barriers, 616 bytes cmem[0]\n";
-        let expected = [("a", 32, 0, 0, 0), ("b", 72, 16, 20, 128)];
+        let expected = [("a", 32, 0, 0, 0, 0), ("b", 72, 16, 8, 12, 128)];
         let found = figures(log);
         let found: Vec<_> = found
             .iter()
@@ -71,7 +73,8 @@ mod tests {
                     it.name.as_str(),
                     it.registers,
                     it.stack_bytes,
-                    it.spill_bytes,
+                    it.spill_store_bytes,
+                    it.spill_load_bytes,
                     it.shared_bytes,
                 )
             })
