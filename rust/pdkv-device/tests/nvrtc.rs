@@ -122,12 +122,16 @@ fn column((major, minor, arch): &Column) -> String {
 }
 
 /// What a kernel costs beside registers, in bytes.
-const BYTES: [(&str, fn(&Figures) -> u32); 4] = [
-    ("stack", |kernel| kernel.stack_bytes),
-    ("spill stores", |kernel| kernel.spill_store_bytes),
-    ("spill loads", |kernel| kernel.spill_load_bytes),
-    ("static shared", |kernel| kernel.shared_bytes),
-];
+const BYTES: [&str; 4] = ["stack", "spill stores", "spill loads", "static shared"];
+
+fn bytes(kernel: &Figures) -> [u32; BYTES.len()] {
+    [
+        kernel.stack_bytes,
+        kernel.spill_store_bytes,
+        kernel.spill_load_bytes,
+        kernel.shared_bytes,
+    ]
+}
 
 fn table(found: &BTreeMap<Column, Vec<Figures>>) -> String {
     let mut text = String::from(
@@ -136,11 +140,7 @@ fn table(found: &BTreeMap<Column, Vec<Figures>>) -> String {
          loads for want of registers, and a block's static shared memory. A stack frame or a spill fails the test that compares this page;\n\
          `make kernel-figures` writes it.\n\n",
     );
-    let titles: Vec<_> = found
-        .keys()
-        .map(column)
-        .chain(BYTES.map(|(what, _)| what.to_owned()))
-        .collect();
+    let titles: Vec<_> = found.keys().map(column).chain(BYTES.map(str::to_owned)).collect();
     writeln!(text, "| kernel | {} |", titles.join(" | ")).unwrap();
     writeln!(text, "|---|{}", "---:|".repeat(titles.len())).unwrap();
     for entry in Entry::all(9) {
@@ -152,8 +152,11 @@ fn table(found: &BTreeMap<Column, Vec<Figures>>) -> String {
         let registers = costs
             .iter()
             .map(|cost| cost.map_or_else(|| "none".to_owned(), |kernel| kernel.registers.to_string()));
-        let bytes = BYTES.map(|(_, of)| costs.iter().flatten().copied().map(of).max().unwrap_or(0).to_string());
-        let cells: Vec<_> = registers.chain(bytes).collect();
+        let mut most = [0; BYTES.len()];
+        for cost in costs.iter().flatten() {
+            most = std::array::from_fn(|at| most[at].max(bytes(cost)[at]));
+        }
+        let cells: Vec<_> = registers.chain(most.map(|bytes| bytes.to_string())).collect();
         writeln!(text, "| `{name}` | {} |", cells.join(" | ")).unwrap();
     }
     text
