@@ -25,6 +25,9 @@ WITH_NVRTC = PDKV_TEST_NVRTC="$${PDKV_TEST_NVRTC:-$$({ $(LIST_NVRTC); } | xargs 
 
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
+# What the machine with the GPU has: wheels for it are put into dist/ by `make wheel`.
+GPU_PYTHON_VERSION ?= 3.12
+GPU_PLATFORM ?= manylinux_2_28_x86_64
 STANDIN := $(abspath $(or $(CARGO_TARGET_DIR),target))/standin
 # The stand-in for the CUDA driver: its library, and the image of the kernels that it loads.
 WITH_STANDIN = paths=$$(scripts/standin-cuda.sh $(STANDIN)) && set -- $$paths && \
@@ -116,7 +119,7 @@ floors: build ## Measure every speed that pdkv promises and judge it (minutes, w
 bench-vllm: build vllm ## Measure what handing over costs in vLLM, beside NIXL's connector (minutes, wants a quiet machine)
 	@$(VLLM_VENV)/bin/python benches/vllm_handover.py $(BENCH_ARGS)
 
-# Builds nothing: on a machine with a GPU there may be no Rust. pdkv is the installed one, or a wheel in dist/.
+# Builds nothing: on a machine with a GPU there may be no Rust. pdkv and numpy are the installed ones, or wheels in dist/.
 gpu-check: ## Prove and measure pdkv on a machine with a GPU and torch (DRY=1: its logic alone, on a stand-in for the driver)
 ifeq ($(DRY),1)
 	@$(MAKE) --no-print-directory gpu-check-dry
@@ -130,8 +133,12 @@ bench-plan: ## Run the criterion benchmark of the planner
 fuzz: ## Fuzz a decoder (needs nightly and cargo-fuzz; FUZZ_TARGET=frames|issuer|node|pipe|reference_json FUZZ_SECONDS=60)
 	@cargo +nightly fuzz run $(FUZZ_TARGET) -- -max_total_time=$(FUZZ_SECONDS)
 
-wheel: $(DEPENDENCIES) ## Build the release wheel into dist/
+wheel: $(DEPENDENCIES) ## Build the release wheel into dist/, and put what `make gpu-check` needs with it on a bare machine beside it
 	@$(BIN)/maturin build --release $(CARGO_FLAGS) --out dist
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["gpu-machine"], sep="\n")' \
+		| $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --implementation cp \
+			--python-version $(GPU_PYTHON_VERSION) --platform $(GPU_PLATFORM) --dest dist --requirement /dev/stdin
 
 clean: ## Remove everything that can be built again
 	rm -rf target .venv .venv-torch .venv-vllm dist .mypy_cache .ruff_cache .pytest_cache

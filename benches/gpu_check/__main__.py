@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dry", action="store_true", help="on the stand-in that PDKV_CUDA_LIBRARY names")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the JSON and the PNG")
     parser.add_argument(
-        "--wheels", type=Path, default=Path("dist"), help="folder with a wheel of pdkv, if not installed"
+        "--wheels", type=Path, default=Path("dist"), help="folder with wheels of pdkv and numpy, if not installed"
     )
     parser.add_argument("--only", default="", help="names of steps, separated by commas")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all steps (default: %(default)g)")
@@ -45,6 +45,11 @@ def main() -> int:
         print(run.MARK + json.dumps(outcome.to_json(), default=str), flush=True)
         return 0
     began = time.monotonic()
+    try:
+        environment = _environment(args)
+    except FileNotFoundError as error:
+        print(f"gpu-check can't begin: {error}", file=sys.stderr)
+        return 2
     only = [name for name in args.only.split(",") if name]
 
     def keep(steps: Steps) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def main() -> int:
         print(report.line(name, outcome, seconds), flush=True)
         keep({**steps, "the run": {"state": SKIPPED, "text": "it has not come to its end", "seconds": 0.0}})
 
-    steps = run.run(only, args.budget, _environment(args), tell, patience=_DRY_PATIENCE if args.dry else 1.0)
+    steps = run.run(only, args.budget, environment, tell, patience=_DRY_PATIENCE if args.dry else 1.0)
     whole = keep(steps)
     print(f"\n{report.tables(steps)}\n\n{report.floors(floors.judge(steps, dry=args.dry))}", flush=True)
     title = "pdkv gpu-check: " + (steps.get("machine", {}).get("facts", {}).get("loop", {}).get("name") or "no machine")
@@ -80,11 +85,9 @@ def main() -> int:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """What every step is told: where pdkv is, and whether this is a dry run."""
-    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    unpacked = wheel.folder(args.wheels)
-    if unpacked is not None:
-        paths.insert(0, str(unpacked))
+    """What every step is told: where its packages are, and whether this is a dry run."""
+    here = str(Path(__file__).resolve().parents[1])
+    paths = [*map(str, wheel.folders(args.wheels)), here, os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), DRY: "1" if args.dry else "0"}
 
 

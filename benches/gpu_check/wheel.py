@@ -1,30 +1,53 @@
-"""Finds pdkv on a machine where nothing can be built or fetched: installed, or in a wheel that was carried there."""
+"""Finds what the steps import on a machine where nothing can be built or fetched: installed, or in a carried wheel."""
 
 from __future__ import annotations
 
 import importlib.util
+import platform
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+# torch, which is the third thing that the steps import, is the machine's own: it is what pdkv is compared with.
+NEEDED = ("pdkv", "numpy")
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-def folder(wheels: Path) -> Path | None:
-    """Gives the folder that must be on `sys.path`, or `None` where pdkv can be imported already.
 
-    A wheel is not installed, for that takes pip and a place to write to: it is unpacked, the newest that there is.
+def folders(wheels: Path) -> list[Path]:
+    """Gives the folders that must be on `sys.path` so that all that is needed can be imported.
+
+    A wheel is not installed, for that takes pip and a place to write to: it is unpacked, the newest that fits here.
 
     Raises:
-        FileNotFoundError: pdkv is neither installed nor in a wheel.
+        FileNotFoundError: Something is neither installed nor in a wheel.
     """
-    spec = importlib.util.find_spec("pdkv")
-    if spec is not None and spec.origin and list(Path(spec.origin).parent.glob("_core*.so")):
-        return None
-    found = sorted(wheels.glob("pdkv-*.whl"), key=lambda path: path.stat().st_mtime)
+    return [_unpacked(name, wheels) for name in NEEDED if not _is_here(name)]
+
+
+def _is_here(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.origin:
+        return False
+    # A checkout in which nothing was built is no pdkv.
+    return name != "pdkv" or any(Path(spec.origin).parent.glob("_core*.so"))
+
+
+def _unpacked(name: str, wheels: Path) -> Path:
+    found = [path for path in wheels.glob(f"{name}-*.whl") if _fits(path)]
     if not found:
         raise FileNotFoundError(
-            f"pdkv is not installed, and `{wheels}` has no wheel of it: make wheel, and carry it there"
+            f"{name} is not installed, and `{wheels}` has no wheel of it for Python {_PYTHON} on {platform.machine()}: "
+            f"run `make wheel GPU_PYTHON_VERSION={_PYTHON}` where Rust is, and carry its `dist` there"
         )
-    unpacked = Path(tempfile.mkdtemp(prefix="pdkv-wheel-"))
-    with zipfile.ZipFile(found[-1]) as archive:
+    unpacked = Path(tempfile.mkdtemp(prefix=f"{name}-wheel-"))
+    with zipfile.ZipFile(max(found, key=lambda path: path.stat().st_mtime)) as archive:
         archive.extractall(unpacked)
     return unpacked
+
+
+def _fits(path: Path) -> bool:
+    """Reads the tags in a wheel's name: for which Pythons it is, by which ABI, on which platforms."""
+    pythons, abi, platforms = path.stem.rsplit("-", 3)[1:]
+    this = f"cp{_PYTHON.replace('.', '')}" in pythons.split(".")
+    return (this or abi in ("abi3", "none")) and (platforms == "any" or platform.machine() in platforms)

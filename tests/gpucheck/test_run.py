@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import platform
+import re
 import struct
 import sys
+import tomllib
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +18,9 @@ import pytest
 from gpu_check import floors, picture, png, report, run, wheel
 from gpu_check.outcome import FAILED, PASSED, SKIPPED, Outcome
 from gpu_check.steps import STEPS, Step
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -250,19 +258,78 @@ def test_the_picture_shows_every_line_that_was_measured(without, monkeypatch, tm
     assert picture.draw([], "nothing", tmp_path / "empty.png") == drawn_by
 
 
-def test_a_carried_wheel_is_unpacked(tmp_path, monkeypatch):
+def carry(folder, name, content=""):
+    """Puts a wheel there that has one file."""
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr(f"{name.split('-')[0]}/__init__.py", content)
+
+
+HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
+MACHINE = platform.machine()
+
+
+def test_what_is_not_installed_is_unpacked_from_the_wheel_that_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="make wheel"):
-        wheel.folder(tmp_path)
-    with zipfile.ZipFile(tmp_path / "pdkv-1-abi3.whl", "w") as archive:
-        archive.writestr("pdkv/__init__.py", "")
-    found = wheel.folder(tmp_path)
-    assert (found / "pdkv/__init__.py").exists()
+    carry(tmp_path, f"pdkv-1-cp311-abi3-manylinux_2_34_{MACHINE}.whl")
+    for tags in (f"cp39-cp39-manylinux_2_28_{MACHINE}", f"{HERE}-{HERE}-manylinux_2_28_other", f"{HERE}-{HERE}-win32"):
+        carry(tmp_path, f"numpy-2-{tags}.whl", "raise ImportError")
+    with pytest.raises(FileNotFoundError, match=r"numpy is not installed.*make wheel GPU_PYTHON_VERSION=3"):
+        wheel.folders(tmp_path)
+    carry(tmp_path, f"numpy-1-{HERE}-{HERE}-manylinux_2_27_{MACHINE}.manylinux_2_28_{MACHINE}.whl", "fits = True")
+    found = wheel.folders(tmp_path)
+    assert [path.name for folder in found for path in folder.iterdir()] == ["pdkv", "numpy"]
+    assert (found[1] / "numpy/__init__.py").read_text() == "fits = True"
 
 
-def test_an_installed_package_comes_before_wheels(tmp_path):
+def test_of_several_wheels_the_newest_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheel, "NEEDED", ("nobody_has_this",))
+    for number in (2, 1):
+        name = f"nobody_has_this-{number}-py3-none-any.whl"
+        carry(tmp_path, name, str(number))
+        os.utime(tmp_path / name, (1000 * number, 1000 * number))
+    (found,) = wheel.folders(tmp_path)
+    assert (found / "nobody_has_this/__init__.py").read_text() == "2"
+
+
+def test_installed_packages_come_before_wheels(tmp_path):
     import pdkv
 
     assert list(Path(pdkv.__file__).parent.glob("_core*.so"))
-    (tmp_path / "pdkv-1-abi3.whl").write_text("never read")
-    assert wheel.folder(tmp_path) is None
+    (tmp_path / "pdkv-1-cp311-abi3-any.whl").write_text("never read")
+    assert wheel.folders(tmp_path) == []
+
+
+def test_a_checkout_in_which_nothing_was_built_is_not_pdkv(tmp_path, monkeypatch):
+    (tmp_path / "pdkv").mkdir()
+    (tmp_path / "pdkv/__init__.py").write_text("")
+    spec = importlib.util.spec_from_file_location("pdkv", tmp_path / "pdkv/__init__.py")
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(FileNotFoundError, match="pdkv is not installed"):
+        wheel.folders(tmp_path)
+
+
+def test_what_is_missing_ends_a_run_before_it_begins(monkeypatch, tmp_path, capsys):
+    from gpu_check import __main__ as command
+
+    monkeypatch.setattr(wheel, "NEEDED", ("nobody_has_this",))
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a step was started"))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--wheels", str(tmp_path)])
+    assert command.main() == 2
+    assert "nobody_has_this is not installed" in capsys.readouterr().err
+
+
+def test_what_is_carried_beside_pdkv_is_one_release_for_the_python_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (pinned,) = project["dependency-groups"]["gpu-machine"]
+    assert re.fullmatch(r"numpy==[0-9.]+", pinned)
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = makefile.split("\nwheel:")[1].split("\n\n")[0]
+    for part in (
+        "gpu-machine",
+        "pip download",
+        "--only-binary",
+        "--python-version $(GPU_PYTHON_VERSION)",
+        "--dest dist",
+    ):
+        assert part in recipe, part
+    assert "GPU_PYTHON_VERSION ?= 3.12\n" in makefile
