@@ -25,6 +25,11 @@ from gpu_check.store import Store
 _MARK = "gpu-check "
 
 
+def start_engine(name: str, transport: str) -> pdkv.Engine:
+    """Starts the engine of an end; to be tried within one host `ucx` must be named."""
+    return pdkv.Engine(name, transports=["ucx", "tcp"]) if transport == "ucx" else pdkv.Engine(name)
+
+
 class Other(Protocol):
     """Answers requests."""
 
@@ -58,12 +63,14 @@ class Far:
             return self._publish(do, **request)
         return {"open": self._open, "digest": self._digest, "fill": self._fill, "close": self._close}[do](**request)
 
-    def _open(self, *, geometry: Mapping[str, Any], kind: str, seed: int, device: int) -> dict[str, Any]:
+    def _open(
+        self, *, geometry: Mapping[str, Any], kind: str, seed: int, device: int, transport: str
+    ) -> dict[str, Any]:
         self._close()
         shape = Geometry(**geometry)
         self._store = Store(self._arena, kind, shape.nbytes, device)
         self._store.put(random_bytes(shape.nbytes, seed))
-        self._engine = pdkv.Engine("far")
+        self._engine = start_engine("far", transport)
         region = self._engine.register(self._store.owner)
         self._cache = self._engine.register_kv_cache(
             self._store.tensors(shape), layout="BHNC", block_tokens=shape.tokens, model="check"

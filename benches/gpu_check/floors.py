@@ -17,6 +17,7 @@ class Floor:
         found: What was measured; `None` where nothing was.
         most: Whether the bound is the most.
         judged: Whether the run counts: a dry run does not.
+        due: Whether the run had to measure it, being one of all steps.
     """
 
     what: str
@@ -24,12 +25,15 @@ class Floor:
     found: float | None
     most: bool = False
     judged: bool = True
+    due: bool = True
 
     @property
     def kept(self) -> bool | None:
-        """Whether it is kept; `None` where that can't be told."""
-        if self.found is None or not self.judged:
+        """Whether it is kept; `None` where the run is not judged by it. What was due and not measured is not kept."""
+        if not self.judged:
             return None
+        if self.found is None:
+            return False if self.due else None
         return self.found <= self.bound if self.most else self.found >= self.bound
 
     def to_json(self) -> dict[str, Any]:
@@ -37,8 +41,8 @@ class Floor:
         return {**asdict(self), "kept": self.kept}
 
 
-def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool) -> list[Floor]:
-    """Judges what the steps found; what was not measured can't be told."""
+def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool, whole: bool) -> list[Floor]:
+    """Judges what the steps found, in a dry run or not, of all steps or of some."""
     table = {row["block_bytes"]: row for row in _rows(steps, "speed")}
     growth = steps.get("posting", {}).get("facts", {}).get("growth")
 
@@ -46,21 +50,13 @@ def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool) -> list[Floor]:
         found = table.get(size, {}).get(what)
         return None if found is None else float(found)
 
-    judged = not dry
+    counts = {"judged": not dry, "due": whole}
+    paged = "paged copy of {} KiB blocks in 32 planes, as a transfer takes it, of the device copy"
     return [
-        Floor(
-            "paged copy of 16 KiB blocks in 32 planes, of the device copy",
-            0.85,
-            of(16 << 10, "fraction"),
-            judged=judged,
-        ),
-        Floor(
-            "paged copy of 4 KiB blocks in 32 planes, of the device copy", 0.6, of(4 << 10, "fraction"), judged=judged
-        ),
-        Floor(
-            "16 KiB blocks against a loop of cudaMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), judged=judged
-        ),
-        Floor("planning and posting for 128 layers, times that for one", 1.5, growth, most=True, judged=judged),
+        Floor(paged.format(16), 0.85, of(16 << 10, "fraction"), **counts),
+        Floor(paged.format(4), 0.6, of(4 << 10, "fraction"), **counts),
+        Floor("16 KiB blocks against a loop of cudaMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), **counts),
+        Floor("planning and posting for 128 layers, times that for one", 1.5, growth, most=True, **counts),
     ]
 
 

@@ -212,3 +212,14 @@ def other_size(draw: Random) -> Job:
 
 
 GENERATORS: tuple[Callable[[Random], Job], ...] = (whole_pages, whole_pages, other_order, some_heads, other_size)
+
+
+def _blocks(chunk: int, count: int) -> Job:
+    """Blocks of one size, in one plane, that change their order."""
+    side, ids = Side(chunk), tuple(range(count))
+    nbytes = chunk * count
+    return Job("blocks", chunk, side, side, Axis(), Axis(), ((0, 0),), count, ids, ids[::-1], nbytes, nbytes)
+
+
+# For a tool that watches shared memory: little work, yet more than one round of a thread block, and of its stages.
+RACES = {"vectors": _blocks(256, 64), "bulk": _blocks(64 << 10, 8)}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpu_check.arena import Arena, open_arena
-from gpu_check.jobs import GENERATORS, Job
+from gpu_check.jobs import GENERATORS, RACES, Job
 from gpu_check.outcome import Outcome, StepFailedError
 from gpu_check.pattern import random_bytes
 from pdkv._core import CudaLoop
@@ -96,6 +96,23 @@ def run(budget_s: float, *, small: bool = False) -> Outcome:
 def run_small(budget_s: float) -> Outcome:
     """The same with few jobs, for tools under which everything is slow."""
     return run(budget_s, small=True)
+
+
+def run_races(_budget_s: float) -> Outcome:
+    """One job by vectors and, where there is a bulk engine, one by it, both with checksums: for a tool that is slower.
+
+    Raises:
+        StepFailedError: A kernel is wrong, or another one ran.
+    """
+    arena, loop = open_arena(), CudaLoop()
+    wanted = {"vectors": False, "bulk": True} if any("bulk" in name for name in loop.kernels) else {"vectors": False}
+    ran: list[str] = []
+    for name, bulk in wanted.items():
+        (kernel,) = check(loop, arena, RACES[name], _SEED, sums=True, bulk=bulk)
+        if name not in kernel or not kernel.endswith("_sums"):
+            raise StepFailedError(f"`{kernel}` ran where one by {name} with checksums was meant")
+        ran.append(kernel)
+    return Outcome(text=f"{', '.join(ran)}: no byte or checksum is wrong (by {arena.name})", facts={"kernels": ran})
 
 
 def _missing(loop: Any, ran: Counter[str]) -> list[str]:

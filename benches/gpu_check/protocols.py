@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pdkv
 from gpu_check.arena import is_dry
 from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
 
-_NBYTES = 4096
+NBYTES = 4096
 
 
 class DlpackOnly:
@@ -48,7 +49,7 @@ def run(_budget_s: float) -> Outcome:
         raise StepSkippedError("real libraries are what is tried, and a dry run has none")
     import torch
 
-    pool = pdkv.Engine.allocate(_NBYTES, device="cuda:0")
+    pool = pdkv.Engine.allocate(NBYTES, device="cuda:0")
     views: dict[str, Any] = {
         "torch.as_tensor": torch.as_tensor(pool, device="cuda:0"),
         "torch.from_dlpack": torch.from_dlpack(pool),
@@ -61,11 +62,14 @@ def run(_budget_s: float) -> Outcome:
         view[:] = number + 1
         torch.cuda.synchronize()
         seen = {other: int(tensor.sum()) for other, tensor in views.items()}
-        if set(seen.values()) != {(number + 1) * _NBYTES}:
+        if set(seen.values()) != {(number + 1) * NBYTES}:
             raise StepFailedError(f"after writing by `{name}` the sums are {seen}")
-    given = _registered(views["torch.as_tensor"].clone())
-    text = f"{', '.join(views)}; registered: {', '.join(given)}"
-    return Outcome(text=text + (f"; no cupy: {why}" if why else ""), facts={"cupy": cupy is not None})
+    given = registered(views["torch.as_tensor"].clone(), torch.cuda.synchronize)
+    return Outcome(
+        text=f"{', '.join(views)}; registered: {', '.join(given)}" + (f"; no cupy: {why}" if why else ""),
+        facts={"cupy": cupy is not None},
+        absent=["cupy"] if cupy is None else [],
+    )
 
 
 def _cupy() -> tuple[Any, str]:
@@ -80,16 +84,24 @@ def _cupy() -> tuple[Any, str]:
     return cupy, ""
 
 
-def _registered(tensor: Any) -> list[str]:
-    """Registers a tensor by each protocol, and reads it by a peer that knows none of them."""
+def registered(tensor: Any, synchronize: Callable[[], None]) -> list[str]:
+    """Registers a tensor by each protocol, and reads it by a peer that knows none of them.
+
+    What was asked of the tensor's stream is waited for first: the second version of the array interface, which torch
+    speaks, names no stream, so nobody else would.
+
+    Raises:
+        StepFailedError: The peer sees other bytes.
+    """
     ways = {"torch": tensor, "DLPack": DlpackOnly(tensor), "array interface": ArrayOnly(tensor)}
     with pdkv.Engine("owner") as owner, pdkv.Engine("reader") as reader:
-        peer = reader.connect(str(owner.address))
+        peer, target = reader.connect(str(owner.address)), pdkv.Engine.allocate(NBYTES, huge_pages=False)
+        near = reader.register(target)
         for number, (name, way) in enumerate(ways.items()):
             tensor.fill_(number + 10)
-            target = bytearray(_NBYTES)
+            synchronize()
             region = owner.register(way)
-            peer.read(reader.register(target), region.describe(), require="cuda").wait()
-            if target != bytes([number + 10]) * _NBYTES:
+            peer.read(near, region.describe(), require="cuda").wait()
+            if bytes(memoryview(target)) != bytes([number + 10]) * NBYTES:
                 raise StepFailedError(f"what was registered by `{name}` holds other bytes than its tensor")
     return list(ways)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_check.floors import Floor
-from gpu_check.outcome import FAILED, PASSED, Outcome
+from gpu_check.outcome import FAILED, PASSED, SKIPPED, Outcome
 
 _COLUMNS = (
     ("block", "block_bytes", "{}"),
@@ -18,9 +18,12 @@ _COLUMNS = (
     ("batch GB/s", "batch_gb_s", "{:.1f}"),
     ("torch GB/s", "torch_gb_s", "{:.1f}"),
     ("NIXL GB/s", "nixl_gb_s", "{:.1f}"),
+    ("once GB/s", "once_gb_s", "{:.1f}"),
+    ("taken", "taken", "{}"),
     ("× loop", "times_loop", "{:.1f}"),
     ("× batch", "times_batch", "{:.1f}"),
     ("× torch", "times_torch", "{:.1f}"),
+    ("× NIXL", "times_nixl", "{:.1f}"),
     ("wrong", "wrong", "{}"),
 )
 _HOST_COLUMNS = (
@@ -59,7 +62,33 @@ def tables(steps: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [("paged copies on the GPU", table_rows(steps), _COLUMNS)]
     parts += [("host memory and the GPU", steps.get("host", {}).get("rows", []), _HOST_COLUMNS)]
     parts += [("planning and posting", steps.get("posting", {}).get("rows", []), _POSTING_COLUMNS)]
-    return "\n\n".join(f"{title}\n{_table(rows, columns)}" for title, rows, columns in parts if rows)
+    shown = [f"{title}\n{_table(rows, columns)}" for title, rows, columns in parts if rows]
+    if parts[0][1]:
+        shown[0] += "\n" + "\n".join(notes(steps))
+    return "\n\n".join(shown)
+
+
+def notes(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How the figures of the first table were found, where they were not all found in one way."""
+    speed, nixl = (steps.get(name, {}).get("facts", {}) for name in ("speed", "nixl"))
+    found = [
+        f"kernel, bulk, one plane and the device's own copy: {_mib(speed)}, {speed.get('rounds')} rounds back to back, "
+        "by the GPU's clock",
+        "loop, batch, torch: the same bytes and clock, one round",
+        "of the copy, × loop, × batch, × torch: the kernel that a transfer takes, which is said by `taken`",
+        "torch: an index assignment, which gathers into a temporary tensor and scatters from there, so each byte is "
+        "read and written twice",
+    ]
+    if nixl:
+        found.append(
+            f"NIXL and `once`, pdkv's copy beside it: {_mib(nixl)}, one round, by the host's clock, posting and "
+            "waiting included"
+        )
+    return found
+
+
+def _mib(facts: Mapping[str, Any]) -> str:
+    return f"{facts.get('total_bytes', 0) >> 20} MiB"
 
 
 def floors(judged: Sequence[Floor]) -> str:
@@ -72,10 +101,22 @@ def floors(judged: Sequence[Floor]) -> str:
     )
 
 
-def good(steps: Mapping[str, Mapping[str, Any]], judged: Sequence[Floor]) -> bool:
-    """Whether no step failed, some passed, and no floor was missed."""
+def good(steps: Mapping[str, Mapping[str, Any]], judged: Sequence[Floor], *, dry: bool) -> bool:
+    """Whether no step failed, some passed, none was skipped but for what the machine lacks, and no floor was missed."""
     states = [step["state"] for step in steps.values()]
-    return FAILED not in states and PASSED in states and all(floor.kept is not False for floor in judged)
+    unproven = [step for step in steps.values() if step["state"] == SKIPPED and not step.get("absent")]
+    proven = FAILED not in states and PASSED in states and (dry or not unproven)
+    return proven and all(floor.kept is not False for floor in judged)
+
+
+def without(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names what was left out: by what the machine lacks, or by the step where the kind of run leaves it out."""
+    left = [what for name, step in steps.items() for what in step.get("absent") or _unrun(name, step)]
+    return list(dict.fromkeys(left))
+
+
+def _unrun(name: str, step: Mapping[str, Any]) -> list[str]:
+    return [f"the step `{name}`"] if step["state"] == SKIPPED else []
 
 
 def _number(found: float | None) -> str:

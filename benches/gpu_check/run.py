@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def answer(step: Step, budget_s: float) -> Outcome:
     try:
         return step.load()(budget_s)
     except StepSkippedError as skipped:
-        return Outcome(SKIPPED, str(skipped))
+        return Outcome(SKIPPED, str(skipped), absent=skipped.absent)
     except StepFailedError as failed:
         return Outcome(FAILED, str(failed))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this step's outcome
@@ -55,6 +56,9 @@ def start(step: Step, timeout_s: float, environment: Mapping[str, str]) -> Outco
         printed, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return Outcome(FAILED, f"took longer than {timeout_s:.0f} s", {"printed": _tail(_killed(process))})
+    # What a step has started and not ended would work on the GPU beside the next one.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     outcome = said(printed.splitlines())
     if outcome is None:
         return Outcome(FAILED, f"ended with {process.returncode} and said nothing", {"printed": _tail(printed)})
@@ -98,8 +102,9 @@ def run(
     steps: Sequence[Step] = STEPS,
     *,
     patience: float = 1.0,
+    late: str = FAILED,
 ) -> dict[str, dict[str, Any]]:
-    """Runs the steps in order; what the budget leaves no time for is skipped and says so.
+    """Runs the steps in order; what the budget leaves no time for proves nothing, and says so.
 
     Args:
         only: The names of the steps to run; all of them when empty.
@@ -108,6 +113,7 @@ def run(
         tell: Called after each step, with what all said so far, and its name, outcome and seconds.
         steps: The steps there are.
         patience: How many times its deadline a step may take, and all together their budget.
+        late: The state of a step that the budget leaves no time for.
 
     Returns:
         What each step said, with the seconds it took.
@@ -121,7 +127,7 @@ def run(
         left_s = budget_s - (time.monotonic() - began)
         started = time.monotonic()
         if left_s < _LEAST_S:
-            outcome = Outcome(SKIPPED, f"the {budget_s:.0f} s for all steps are over")
+            outcome = Outcome(late, f"the {budget_s:.0f} s for all steps are over")
         else:
             outcome = start(step, min(step.timeout_s * patience, left_s), environment)
         seconds = time.monotonic() - started

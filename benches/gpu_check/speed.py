@@ -3,11 +3,13 @@
 Everything in a row is of one run: the same blocks, timed by the device's events; every byte that moved is compared.
 As in a cache with layers the blocks lie in planes that share their two tables, which are random, in pools half again as
 large. `one plane` is the same copy with a table of all blocks: what it costs to bring that to the GPU is in its time.
+What is judged is the kernel that a transfer takes, however fast the other one is.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -24,6 +26,7 @@ PROMISED = (16 << 10, 4 << 10)
 TOTAL_BYTES, DRY_TOTAL_BYTES = 512 << 20, 2 << 20
 PLANES = 32  # keys and values of sixteen layers
 _SLOTS = 1.5
+_OTHERS = ("loop", "batch", "torch")
 _ROUNDS = 8  # the host is ahead of the GPU from the second one on
 
 
@@ -98,6 +101,28 @@ class Blocks:
         return wrong
 
 
+def taken_way(facts: Mapping[str, Any], block_bytes: int) -> str:
+    """Says which kernel a transfer within a GPU takes for pieces of this size: `kernel`, or `bulk` for the bulk engine.
+
+    That is the product's word, not this table's: `bulk_from` is the size from which on its route takes the bulk engine,
+    and there is none where it never does.
+    """
+    bulk_from = facts.get("bulk_from")
+    return "bulk" if bulk_from is not None and block_bytes >= bulk_from else "kernel"
+
+
+def ratios(seconds: Mapping[str, float], limit_s: float, way: str) -> dict[str, Any]:
+    """Compares the way that a transfer takes with the device's own copy and with other ways to copy blocks."""
+    others = {f"times_{name}": seconds[name] / seconds[way] if name in seconds else None for name in _OTHERS}
+    return {
+        "taken": way,
+        "fraction": limit_s / seconds[way],
+        "fraction_kernel": limit_s / seconds["kernel"],
+        "fraction_bulk": limit_s / seconds["bulk"],
+        **others,
+    }
+
+
 def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[str, Any]:
     """Measures one size.
 
@@ -118,7 +143,6 @@ def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[st
         seconds[name] = median_s(lambda copy=copy: copy.run(_ROUNDS))
         blocks.verify(content, f"{copy.kernels}")
         facts[f"{name}_entry"], facts[f"{name}_post_us"] = copy.kernels[0], copy.post_us
-    best = min(seconds["kernel"], seconds["bulk"])
     offsets = [blocks.offsets(ids) for ids in (blocks.dst_ids, blocks.src_ids)]
     for name in ("loop", "batch"):
         try:
@@ -133,23 +157,16 @@ def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[st
             continue
         blocks.verify(content, name)
     seconds["torch"] = _by_index(blocks)
-    rates = {f"{name}_gb_s": rate(blocks.nbytes, taken) for name, taken in seconds.items()}
-    return {
-        **size,
-        **rates,
-        **facts,
-        "fraction": limit_s / best,
-        "fraction_kernel": limit_s / seconds["kernel"],
-        "fraction_bulk": limit_s / seconds["bulk"],
-        "times_loop": seconds["loop"] / best if "loop" in seconds else None,
-        "times_batch": seconds["batch"] / best if "batch" in seconds else None,
-        "times_torch": seconds["torch"] / best,
-        "wrong": 0,
-    }
+    rates = {f"{name}_gb_s": rate(blocks.nbytes, one) for name, one in seconds.items()}
+    way = taken_way(loop.facts, blocks.block_bytes)
+    return {**size, **rates, **facts, **ratios(seconds, limit_s, way), "wrong": 0}
 
 
 def _by_index(blocks: Blocks) -> float:
-    """Times an assignment by index: of torch on the GPU, or of numpy on the host in a dry run."""
+    """Times an assignment by index: of torch on the GPU, or of numpy on the host in a dry run.
+
+    It is two passes: the blocks are gathered into a temporary tensor, and scattered from there.
+    """
     arena = blocks.arena
     into, from_ = arena.index(blocks.dst_ids), arena.index(blocks.src_ids)
     if arena.dry:
@@ -176,10 +193,10 @@ def _by_index(blocks: Blocks) -> float:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 
-    taken = median_s(timed, takes=3)
+    seconds = median_s(timed, takes=3)
     blocks.dst.owner.zero_()
     torch.cuda.synchronize()
-    return taken
+    return seconds
 
 
 def run(budget_s: float) -> Outcome:
@@ -211,4 +228,5 @@ def run(budget_s: float) -> Outcome:
         text=text if whole else f"only {len(rows)} of {len(BLOCK_BYTES)} sizes in {budget_s:g} s: {text}",
         facts={"total_bytes": total, "limit_gb_s": rate(total, limit_s), "rounds": _ROUNDS},
         rows=rows,
+        absent=[] if all("batch_gb_s" in row for row in rows) else ["cuMemcpyBatchAsync"],
     )

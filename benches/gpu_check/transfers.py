@@ -11,7 +11,7 @@ from typing import Any
 import pdkv
 from gpu_check import caches
 from gpu_check.arena import Arena, is_dry, open_arena
-from gpu_check.far import Far, Other, digest, far_process
+from gpu_check.far import Far, Other, digest, far_process, start_engine
 from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
 from gpu_check.pattern import random_bytes
 from gpu_check.store import GPU, PINNED, POOL, PRIVATE, Bytes, Store
@@ -43,9 +43,16 @@ class Transfers:
         """Draws the caches, small ones or large ones, and opens both ends."""
         self._draw, self._other, self._case, self._seed = Random(seed), other, case, seed
         self._here, self._there = caches.large_pair() if large else caches.pair(self._draw)
-        opened = other.ask("open", geometry=self._there.plain(), kind=case.far, seed=seed + 1, device=case.device)
+        opened = other.ask(
+            "open",
+            geometry=self._there.plain(),
+            kind=case.far,
+            seed=seed + 1,
+            device=case.device,
+            transport=case.transport,
+        )
         self._store = Store(arena, case.near, self._here.nbytes)
-        self.engine = pdkv.Engine("near")
+        self.engine = start_engine("near", case.transport)
         self._region = self.engine.register(self._store.owner)
         self._cache = self.engine.register_kv_cache(
             self._store.tensors(self._here), layout="BHNC", block_tokens=self._here.tokens, model="check"
@@ -132,7 +139,11 @@ def _run(arena: Arena, other: Other, cases: Sequence[Case], rounds: int, *, larg
             finally:
                 transfers.close()
     count = len(facts) * rounds
-    return Outcome(text=f"{count} transfers of {len(cases)} kinds, no byte is wrong", facts=facts)
+    return Outcome(
+        text=f"{count} transfers of {len(cases)} kinds, no byte is wrong",
+        facts=facts,
+        absent=[] if arena.devices() > 1 else ["a second GPU"],
+    )
 
 
 def _cuda_cases(arena: Arena) -> Iterator[Case]:
@@ -159,18 +170,26 @@ def two_processes(_budget_s: float) -> Outcome:
 
 
 def staged(_budget_s: float) -> Outcome:
-    """Two processes over TCP, staged through pinned memory.
-
-    Raises:
-        StepSkippedError: This release does not stage.
-    """
+    """Two processes over TCP, staged through pinned memory."""
     arena = open_arena()
     cases = [Case(GPU, GPU, "tcp"), Case(GPU, PRIVATE, "tcp"), Case(PRIVATE, GPU, "tcp")]
+    with far_process() as other:
+        return _run(arena, other, cases, 1)
+
+
+def ucx(_budget_s: float) -> Outcome:
+    """Two processes over an adapter of this host, straight from and to the memory of the GPU.
+
+    Raises:
+        StepSkippedError: There is no UCX, or no adapter that was seen to carry a GPU's memory.
+    """
+    arena = open_arena()
+    cases = [Case(GPU, GPU, "ucx"), Case(GPU, PRIVATE, "ucx"), Case(PRIVATE, GPU, "ucx")]
     with far_process() as other:
         try:
             return _run(arena, other, cases, 1)
         except pdkv.UnsupportedError as error:
-            raise StepSkippedError(f"memory of a GPU does not go over tcp: {error.message}") from error
+            raise StepSkippedError(error.message, "a GPU that `ucx` reaches") from error
 
 
 def expandable(_budget_s: float) -> Outcome:

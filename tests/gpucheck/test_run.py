@@ -9,16 +9,18 @@ import platform
 import re
 import struct
 import sys
+import time
 import tomllib
 import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
-from gpu_check import floors, picture, png, report, run, wheel
-from gpu_check.outcome import FAILED, PASSED, SKIPPED, Outcome
-from gpu_check.steps import STEPS, Step
-
+from gpu_check import floors, picture, png, report, run, speed, wheel
+from gpu_check.__main__ import BUDGET_S
+from gpu_check.arena import DRY
+from gpu_check.outcome import FAILED, PASSED, SKIPPED, Outcome, StepFailedError, StepSkippedError
+from gpu_check.steps import PLANNED, STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,6 +61,22 @@ def test_a_step_that_hangs_costs_its_deadline_and_leaves_nobody(child, tmp_path)
     assert "longer than 3 s" in outcome.text
 
 
+def test_what_a_step_leaves_behind_is_ended(child, tmp_path):
+    said = json.dumps(Outcome(text="well").to_json())
+    script = (
+        "import subprocess, sys\n"
+        "silent = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], **silent)\n"
+        f"open({str(tmp_path / 'left')!r}, 'w').write(str(left.pid))\n"
+        f"print({run.MARK!r} + {said!r})"
+    )
+    assert run.start(STEP, 60, child(script)).text == "well"
+    state = Path("/proc", (tmp_path / "left").read_text())
+    # Whoever inherits it may not have looked at it yet.
+    while state.exists() and state.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+
+
 def test_a_step_that_can_not_be_killed_is_left_behind(child, monkeypatch):
     # As one that the driver holds in a call: the others still have their turn.
     monkeypatch.setattr(run.os, "killpg", lambda group, signal: None)
@@ -77,8 +95,6 @@ def test_a_step_that_fails_also_tells_what_it_printed(child):
 
 
 def test_what_a_step_raises_is_its_outcome(monkeypatch):
-    from gpu_check.outcome import StepFailedError, StepSkippedError
-
     raised = []
 
     class Stub(Step):
@@ -89,13 +105,14 @@ def test_what_a_step_raises_is_its_outcome(monkeypatch):
             return function
 
     for error, state, text in (
-        (StepSkippedError("no NIXL"), SKIPPED, "no NIXL"),
+        (StepSkippedError("can't import it", "NIXL"), SKIPPED, "can't import it"),
         (StepFailedError("a byte is wrong"), FAILED, "a byte is wrong"),
         (KeyError("x"), FAILED, "KeyError: 'x'"),
     ):
         raised.append(error)
         outcome = run.answer(Stub("machine", "machine"), 1)
         assert (outcome.state, outcome.text) == (state, text)
+        assert outcome.absent == getattr(error, "absent", [])
 
 
 def test_the_budget_ends_a_run_and_says_so(monkeypatch):
@@ -111,8 +128,20 @@ def test_the_budget_ends_a_run_and_says_so(monkeypatch):
     steps = [Step(name, "machine", timeout_s=40) for name in ("a", "b", "c")]
     found = run.run([], 70, {}, lambda *_: None, steps)
     assert asked == [("a", 40), ("b", 30)], "the second gets what is left"
-    assert [step["state"] for step in found.values()] == [PASSED, PASSED, SKIPPED]
+    assert [step["state"] for step in found.values()] == [PASSED, PASSED, FAILED]
     assert "70 s for all steps are over" in found["c"]["text"]
+
+
+def test_a_dry_run_out_of_budget_skips(monkeypatch):
+    found = run.run([], 1, {}, lambda *_: None, [Step("a", "machine")], late=SKIPPED)
+    assert [step["state"] for step in found.values()] == [SKIPPED]
+
+
+def test_what_must_be_shown_comes_first_and_fits_into_the_budget_and_that_into_eight_minutes():
+    first = [step.name for step in STEPS[: [step.name for step in STEPS].index("nixl") + 1]]
+    assert {"kernels", "plans", "speed", "two processes", "posting", "sanitizer"} < set(first)
+    assert sum(step.timeout_s * PLANNED for step in STEPS if step.name in first) <= BUDGET_S
+    assert BUDGET_S + run._DYING_S + 15 < 480, "the picture takes some seconds too"
 
 
 def test_what_is_known_is_told_after_each_step(monkeypatch):
@@ -136,6 +165,7 @@ def test_a_run_that_is_ended_leaves_what_it_knows(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         command.main()
     found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert not found["good"]
     assert found["steps"]["machine"]["text"] == "a machine"
     assert found["steps"]["the run"]["text"] == "it has not come to its end"
 
@@ -145,6 +175,20 @@ def test_a_dry_run_is_patient(monkeypatch):
     monkeypatch.setattr(run, "start", lambda step, timeout_s, environment: asked.append(timeout_s) or Outcome())
     run.run([], 1000, {}, lambda *_: None, [Step("a", "machine", timeout_s=40)], patience=6)
     assert asked == [240]
+
+
+def test_the_guide_says_which_steps_a_dry_run_has(monkeypatch):
+    told = (ROOT / "docs/guides/gpu.md").read_text()
+    run_dry = told.split("with numpy in torch's place: ")[1].split(".")[0].split(", ")
+    skipped = told.split("Six of them (")[1].split(")")[0].lower().split(", ")
+    steps = {step.name: step for step in STEPS if not step.hidden}
+    assert sorted([*run_dry, *skipped, "ucx"]) == sorted(steps)
+    assert (len(steps), len(run_dry), len(skipped)) == (17, 10, 6), "in words in the guide"
+    monkeypatch.setenv(DRY, "1")
+    for name in skipped:
+        with pytest.raises(StepSkippedError) as raised:
+            steps[name].load()(1)
+        assert raised.value.absent == [], "the machine lacks nothing"
 
 
 def test_every_step_has_a_name_of_its_own_and_a_function():
@@ -168,7 +212,11 @@ def steps_with(fraction_16, fraction_4, times_loop, growth):
     return {
         "speed": {"state": PASSED, "rows": rows},
         "posting": {"state": PASSED, "facts": {"growth": growth}},
-        "nixl": {"state": PASSED, "rows": [{"block_bytes": 4096, "nixl_gb_s": 3.25}]},
+        "nixl": {
+            "state": PASSED,
+            "rows": [{"block_bytes": 4096, "nixl_gb_s": 3.25, "once_gb_s": 6.5, "times_nixl": 2.0}],
+            "facts": {"total_bytes": 64 << 20},
+        },
     }
 
 
@@ -182,22 +230,68 @@ def steps_with(fraction_16, fraction_4, times_loop, growth):
 )
 def test_floors_are_judged_at_their_bounds(measured, kept):
     steps = steps_with(*measured)
-    judged = floors.judge(steps, dry=False)
+    judged = floors.judge(steps, dry=False, whole=True)
     assert [floor.kept for floor in judged] == kept
-    assert report.good(steps, judged) == all(kept)
-    assert all(floor.kept is None for floor in floors.judge(steps, dry=True)), "a dry run has no speed"
-    assert report.good(steps, floors.judge(steps, dry=True))
+    assert report.good(steps, judged, dry=False) == all(kept)
+    dry = floors.judge(steps, dry=True, whole=True)
+    assert all(floor.kept is None for floor in dry), "a dry run has no speed"
+    assert report.good(steps, dry, dry=True)
 
 
-def test_what_was_not_measured_is_not_judged_and_a_failed_step_is_not_good():
-    judged = floors.judge({}, dry=False)
+def test_what_some_steps_did_not_measure_is_not_judged_and_a_failed_step_is_not_good():
+    judged = floors.judge({}, dry=False, whole=False)
     assert [floor.kept for floor in judged] == [None] * 4
-    assert not report.good({}, judged), "nothing passed"
-    assert report.good({"kernels": {"state": PASSED}}, judged)
-    assert not report.good({"kernels": {"state": PASSED}, "plans": {"state": FAILED}}, judged)
+    assert not report.good({}, judged, dry=False), "nothing passed"
+    assert report.good({"kernels": {"state": PASSED}}, judged, dry=False)
+    assert not report.good({"kernels": {"state": PASSED}, "plans": {"state": FAILED}}, judged, dry=False)
     assert "not measured" in report.floors(judged)
-    missed = report.floors(floors.judge(steps_with(0.5, 0.7, 25, 1), dry=False))
+    missed = report.floors(floors.judge(steps_with(0.5, 0.7, 25, 1), dry=False, whole=True))
     assert missed.splitlines()[0].startswith("MISSED")
+
+
+def test_a_run_of_all_steps_that_measured_no_speed_is_not_good():
+    judged = floors.judge({}, dry=False, whole=True)
+    assert [floor.kept for floor in judged] == [False] * 4
+    assert not report.good({"kernels": {"state": PASSED}}, judged, dry=False)
+    assert report.floors(judged).splitlines()[0].startswith("MISSED")
+
+
+def test_only_what_the_machine_lacks_may_be_skipped_and_it_is_named():
+    steps = steps_with(0.9, 0.7, 25.0, 1.1)
+    judged = floors.judge(steps, dry=False, whole=True)
+    steps["nixl"] = {"state": SKIPPED, "text": "can't be imported", "absent": ["NIXL"]}
+    steps["two processes"] = {"state": PASSED, "absent": ["a second GPU"]}
+    steps["one process"] = {"state": PASSED, "absent": ["a second GPU"]}
+    assert report.good(steps, judged, dry=False)
+    assert report.without(steps) == ["NIXL", "a second GPU"]
+    steps["staged"] = {"state": SKIPPED, "text": "for some reason", "absent": []}
+    assert not report.good(steps, judged, dry=False)
+    assert report.good(steps, judged, dry=True)
+    assert report.without(steps)[-1] == "the step `staged`"
+
+
+@pytest.mark.parametrize("lacks", [[], ["NIXL", "cupy"]])
+def test_the_last_line_names_what_was_left_out(lacks, monkeypatch, tmp_path, capsys):
+    from gpu_check import __main__ as command
+
+    monkeypatch.setattr(run, "start", lambda *_: Outcome(absent=lacks))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--only", "machine"])
+    assert command.main() == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("good after ")
+    assert (", without NIXL, cupy: " in last) == bool(lacks)
+    assert json.loads((tmp_path / "gpu-check.json").read_text())["without"] == lacks
+
+
+def test_what_is_judged_is_the_kernel_that_a_transfer_takes():
+    seconds = {"kernel": 4.0, "bulk": 1.0, "loop": 40.0, "torch": 8.0}
+    assert speed.taken_way({}, 16384) == "kernel", "no transfer takes the bulk engine until the route says so"
+    assert [speed.taken_way({"bulk_from": 8192}, size) for size in (4096, 8192)] == ["kernel", "bulk"]
+    found = speed.ratios(seconds, 2.0, "kernel")
+    assert (found["fraction"], found["times_loop"], found["times_torch"]) == (0.5, 10.0, 2.0)
+    assert (found["fraction_bulk"], found["times_batch"], found["taken"]) == (2.0, None, "kernel")
+    found = speed.ratios(seconds, 2.0, "bulk")
+    assert (found["fraction"], found["times_loop"], found["times_torch"]) == (2.0, 40.0, 8.0)
 
 
 def test_the_table_has_the_figures_of_nixl_beside_ours():
@@ -206,8 +300,16 @@ def test_the_table_has_the_figures_of_nixl_beside_ours():
     shown = report.tables(steps).splitlines()
     assert shown[0] == "paged copies on the GPU"
     assert shown[2].split()[0] == "4096"
-    assert "3.2" in shown[2].split()
+    assert {"3.2", "6.5", "2.0"} <= set(shown[2].split())
     assert "-" in shown[2].split(), "what was not measured is a dash"
+
+
+def test_what_was_measured_otherwise_is_said_below_the_table():
+    steps = steps_with(0.9, 0.7, 25.0, 1.1)
+    steps["speed"]["facts"] = {"total_bytes": 512 << 20, "rounds": 8}
+    shown = report.tables(steps)
+    for part in ("512 MiB, 8 rounds", "each byte is read and written twice", "64 MiB, one round, by the host's clock"):
+        assert part in shown, shown
 
 
 def read_png(path):

@@ -63,6 +63,53 @@ def test_the_tool_is_told_to_report_memory_alone(machine):
     assert "asked --step kernels-small --step-budget 30.0 1" in str(raised.value)
 
 
+def test_races_are_looked_for_in_jobs_of_their_own(machine):
+    machine(saying(FAILED, "?"), code=97)
+    with pytest.raises(StepFailedError) as raised:
+        sanitizer.races(60)
+    for option in ("--tool racecheck --launch-timeout 0 --error-exitcode 97", "asked --step kernels-races"):
+        assert option in str(raised.value)
+
+
+RACE = "========= Error: Race reported between Write access at pdkv2_copy_{}+0x50 in pdkv.cu:9"
+
+
+def test_a_race_fails_the_step(machine):
+    machine(saying(PASSED, "2 jobs"), code=97, errors=1, found=RACE.format("vectors_16_sums"))
+    with pytest.raises(StepFailedError, match="Race reported"):
+        sanitizer.races(60)
+
+
+def test_a_race_of_the_bulk_kernel_is_told_and_decides_nothing(machine):
+    machine(saying(PASSED, "2 jobs"), code=97, errors=1, found=RACE.format("bulk_sums"))
+    outcome = sanitizer.races(60)
+    assert outcome.state == PASSED
+    assert "copy_bulk_sums" in outcome.facts["doubted"][0]
+    assert "the bulk kernel" in outcome.absent[0]
+
+
+def test_one_race_in_doubt_excuses_no_other(machine):
+    both = "\n".join(RACE.format(name) for name in ("bulk_sums", "vectors_16_sums"))
+    machine(saying(PASSED, "2 jobs"), code=97, errors=2, found=both)
+    with pytest.raises(StepFailedError, match="vectors_16_sums"):
+        sanitizer.races(60)
+
+
+def test_nor_does_it_excuse_wrong_bytes_or_a_crash(machine):
+    tool = machine(saying(FAILED, "3 bytes are wrong"), code=97, errors=1, found=RACE.format("bulk_sums"))
+    with pytest.raises(StepFailedError, match="3 bytes are wrong"):
+        sanitizer.races(60)
+    tool.write_text(tool.read_text().replace("sys.exit(97 or code)", "sys.exit(11)"))
+    with pytest.raises(StepFailedError, match="ended with 11"):
+        sanitizer.races(60)
+
+
+def test_jobs_that_get_nowhere_under_it_are_no_success(machine):
+    machine("import time; time.sleep(5)")
+    with pytest.raises(StepFailedError, match="took longer than 1 s"):
+        sanitizer.run(1)
+
+
 def test_what_it_finds_fails_the_step_with_its_words(machine):
     machine(saying(PASSED, "40 jobs"), code=97, errors=1, found="========= Invalid __global__ write of size 16 bytes")
     with pytest.raises(StepFailedError, match=r"ended with 97.*Invalid __global__ write"):
@@ -81,11 +128,16 @@ def test_jobs_that_say_nothing_are_no_success(machine):
         sanitizer.run(60)
 
 
-def test_skipped_jobs_and_a_missing_tool_are_skipped(machine, monkeypatch):
+def test_skipped_jobs_are_no_success(machine):
     machine(saying(SKIPPED, "no torch"))
-    with pytest.raises(StepSkippedError, match="no torch"):
+    with pytest.raises(StepFailedError, match="no torch"):
         sanitizer.run(60)
+
+
+def test_a_missing_tool_is_skipped_and_named(machine, monkeypatch):
+    machine(saying(PASSED, "40 jobs"))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sanitizer, "_PLACES", ())
-    with pytest.raises(StepSkippedError, match="no compute-sanitizer"):
-        sanitizer.run(60)
+    with pytest.raises(StepSkippedError, match="no compute-sanitizer") as raised:
+        sanitizer.races(60)
+    assert raised.value.absent == ["compute-sanitizer"]

@@ -11,10 +11,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from gpu_check import host, jobs, kernels, plans, posting, speed, streams, transfers
+from gpu_check import host, jobs, kernels, plans, posting, protocols, speed, streams, transfers
 from gpu_check.far import Far
-from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError
+from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError, StepSkippedError
 
+from pdkv import Engine
 from pdkv._core import CudaLoop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,41 @@ def test_a_kernel_that_never_ran_is_a_failure(monkeypatch):
         kernels.run(0.5)
 
 
+def test_the_jobs_that_races_are_looked_for_in(monkeypatch):
+    outcome = kernels.run_races(1)
+    assert outcome.facts["kernels"] == ["pdkv2_copy_vectors_16_sums", "pdkv2_copy_bulk_sums"]
+    monkeypatch.setitem(kernels.RACES, "vectors", kernels.RACES["bulk"])
+    with pytest.raises(StepFailedError, match="where one by vectors with checksums was meant"):
+        kernels.run_races(1)
+
+
+class LateTensor:
+    """As torch's: filled by a stream that has not come to it, which the array interface does not name."""
+
+    def __init__(self):
+        self._pool, self._asked = Engine.allocate(protocols.NBYTES, device="cuda:0"), None
+        self.__dlpack__, self.__dlpack_device__ = self._pool.__dlpack__, self._pool.__dlpack_device__
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self._pool.__cuda_array_interface__, "version": 2}
+
+    def fill_(self, value):
+        self._asked = np.full(protocols.NBYTES, value, np.uint8)
+
+    def synchronize(self):
+        loop = CudaLoop()
+        loop.copy(self._pool.address, self._asked.ctypes.data, protocols.NBYTES)
+        loop.wait()
+
+
+def test_what_a_stream_still_writes_is_waited_for_before_it_is_registered(arena):
+    tensor = LateTensor()
+    assert protocols.registered(tensor, tensor.synchronize) == ["torch", "DLPack", "array interface"]
+    with pytest.raises(StepFailedError, match="holds other bytes"):
+        protocols.registered(LateTensor(), lambda: None)
+
+
 def test_plans(arena):
     for seed in range(5):
         assert plans.check(CudaLoop(), arena, seed)
@@ -126,6 +162,39 @@ def test_two_processes():
     assert any(name.startswith("pull, gpu and gpu over cuda") for name in outcome.facts)
 
 
+def test_without_an_adapter_ucx_is_left_out_and_named():
+    with pytest.raises(StepSkippedError, match="`ucx` is required and not usable") as raised:
+        transfers.ucx(30)
+    assert raised.value.absent == ["a GPU that `ucx` reaches"]
+
+
+# No adapter is here: UCX emulates what one does, by copies of the kernel, which this stand-in's memory allows.
+BY_UCX = """
+import sys
+from contextlib import nullcontext
+from gpu_check import far, transfers
+from pdkv import Engine, UcxConfig
+
+def start(name, transport):
+    return Engine(name, transports=[transport, "tcp"], ucx=UcxConfig(library=sys.argv[1], one_sided="any"))
+
+far.start_engine = transfers.start_engine = start
+transfers.far_process = lambda: nullcontext(far.Far())
+print(*transfers.ucx(30).facts, sep=chr(10))
+"""
+
+
+def test_ucx_is_checked_where_it_carries_a_gpus_memory():
+    library = Path(pytest.importorskip("libucx").__file__).with_name("lib")
+    # UCX's module for CUDA asks the linker for the driver.
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(os.environ["PDKV_CUDA_LIBRARY"]).with_name("lib"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benches"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", BY_UCX, library]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(line.endswith(" over ucx") for line in done.stdout.splitlines()) == 12
+
+
 def test_slow_streams():
     outcome = streams.run(30)
     assert outcome.facts["wrong_without_stream"] > 0
@@ -143,7 +212,7 @@ def test_the_table(monkeypatch):
     rows = speed.run(60).rows
     assert [row["block_bytes"] for row in rows] == [2048, 16384]
     for row in rows:
-        assert row["wrong"] == 0
+        assert (row["wrong"], row["taken"]) == (0, "kernel")
         assert {"kernel_gb_s", "bulk_gb_s", "loop_gb_s", "torch_gb_s", "limit_gb_s", "fraction", "times_loop"} <= set(
             row
         )

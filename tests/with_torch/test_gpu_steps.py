@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from gpu_check.outcome import PASSED
+from gpu_check.outcome import PASSED, SKIPPED
 from gpu_check.steps import STEPS
 
 from with_torch.shim import ROOT, SHIM, with_gpu
@@ -28,14 +28,22 @@ def run_steps(out):
     return json.loads((out / "gpu-check.json").read_text())["steps"]
 
 
-def test_every_step_passes_and_none_is_skipped(tmp_path):
+def test_every_step_passes_and_what_needs_an_adapter_is_named(tmp_path):
     steps = run_steps(tmp_path)
     assert set(steps) == {step.name for step in STEPS if not step.hidden}
-    assert not {name: step for name, step in steps.items() if step["state"] != PASSED}
+    assert {name: step["absent"] for name, step in steps.items() if step["state"] == SKIPPED} == {
+        "ucx": ["a GPU that `ucx` reaches"]
+    }
+    assert not {name: step for name, step in steps.items() if step["state"] not in (PASSED, SKIPPED)}
     # The libraries and tools were there.
     assert steps["machine"]["facts"]["computes"] == "torch"
     assert steps["protocols"]["facts"]["cupy"]
     assert "several segments" in steps["expandable segments"]["text"]
     assert any("pinned" in name for name in steps["two processes"]["facts"])
     assert re.match("memcheck: ERROR SUMMARY: 0 errors; [0-9]+ jobs, 20 kernels", steps["sanitizer"]["text"])
+    assert re.match(
+        "racecheck: .* 0 errors; pdkv2_copy_vectors_16_sums, pdkv2_copy_bulk_sums", steps["racecheck"]["text"]
+    )
     assert [row["block_bytes"] for row in steps["nixl"]["rows"]] == [16 << 10]
+    assert {"nixl_gb_s", "once_gb_s", "times_nixl"} <= set(steps["nixl"]["rows"][0])
+    assert steps["two processes"]["absent"] == ["a second GPU"]
