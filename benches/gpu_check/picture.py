@@ -19,6 +19,7 @@ LINES: tuple[tuple[str, str, Colour], ...] = (
     ("batch_gb_s", "cuMemcpyBatchAsync", (44, 160, 44)),
     ("torch_gb_s", "torch index", (214, 39, 40)),
     ("nixl_gb_s", "NIXL", (148, 103, 189)),
+    ("once_gb_s", "pdkv, timed as NIXL", (90, 20, 120)),
     ("loop_gb_s", "cudaMemcpyAsync loop", (255, 127, 14)),
 )
 _WIDTH, _HEIGHT = 900, 560
