@@ -69,7 +69,9 @@ def tables(steps: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def notes(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """How the figures of the first table were found, where they were not all found in one way."""
+    """How the figures of the first table were found, which was not in one way; nothing where there is no table."""
+    if not table_rows(steps):
+        return []
     speed, nixl = (steps.get(name, {}).get("facts", {}) for name in ("speed", "nixl"))
     found = [
         f"kernel, bulk, one plane and the device's own copy: {_mib(speed)}, {speed.get('rounds')} rounds back to back, "

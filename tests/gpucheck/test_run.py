@@ -310,6 +310,7 @@ def test_what_was_measured_otherwise_is_said_below_the_table():
     shown = report.tables(steps)
     for part in ("512 MiB, 8 rounds", "each byte is read and written twice", "64 MiB, one round, by the host's clock"):
         assert part in shown, shown
+    assert report.notes({}) == []
 
 
 def read_png(path):
