@@ -21,8 +21,11 @@ use crate::config::TransportKind;
 use crate::dial::{LocalDial, TcpDial, dial, pipe_dial, stream_dial};
 use crate::door::LocalDoor;
 use crate::engine::inproc_engine;
+use crate::far_look::FarLook;
 use crate::link::PeerLink;
+use crate::look::Inquiry;
 use crate::peer::Peer;
+use crate::raw_fence::RawFence;
 use crate::reader::Reader;
 use crate::remote::Remote;
 use crate::shared::{PeerEntry, Shared};
@@ -241,6 +244,7 @@ fn find_ways(
         ways,
         direct,
         gpu,
+        fence: RawFence::new(inquiry(shared, address, established, door.as_ref().ok())),
         pipes: pipe_dial(shared, address, established),
         door: door.ok(),
         inproc,
@@ -248,6 +252,17 @@ fn find_ways(
         cause: Mutex::new(None),
     };
     (link, lanes)
+}
+
+/// How the peer is asked whether its memory is where it was.
+fn inquiry(shared: &Shared, address: &str, established: &Established, door: Option<&LocalDoor>) -> Inquiry {
+    door.cloned().map_or_else(
+        || {
+            let dial = TcpDial::new(shared, address, established, StreamPurpose::Data);
+            Inquiry::Far(FarLook::new(Box::new(dial)))
+        },
+        Inquiry::Near,
+    )
 }
 
 /// What the kernel grants of a peer on this host, or why it doesn't.

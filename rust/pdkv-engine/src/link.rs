@@ -12,6 +12,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use crate::dial::StreamDial;
 use crate::door::LocalDoor;
 use crate::mapping::map_open;
+use crate::raw_fence::RawFence;
 use crate::remote::{ANSWER_WAIT, BRIEF_WAIT, Remote, RemoteCache, RemoteRegion};
 use crate::shared::Shared;
 use crate::transport::Way;
@@ -28,6 +29,8 @@ pub(crate) struct PeerLink {
     pub(crate) direct: Vec<Arc<OneSided>>,
     /// The way of GPUs once more, to have memory mapped before it is wanted.
     pub(crate) gpu: Option<Arc<GpuLink>>,
+    /// Where raw transfers with memory that may move come by after their last byte.
+    pub(crate) fence: Arc<RawFence>,
     /// How to open a pipe to it; `None` when its release has none.
     pub(crate) pipes: Option<StreamDial>,
     pub(crate) door: Option<LocalDoor>,
@@ -131,6 +134,7 @@ impl PeerLink {
         if let Some(door) = &self.door {
             door.shut();
         }
+        self.fence.shut_down();
         for way in &self.ways {
             if let Ok(link) = &way.link {
                 link.shut_down();

@@ -1,5 +1,6 @@
-//! Whether memory of GPUs that an owner's allocator may replace is still the memory that was registered: the owner's process says so over the local
-//! socket, region by region, whenever it is asked. Its driver may be slow, and so may the answer be.
+//! Whether memory of GPUs that an owner's allocator may replace is still the memory that was registered: the owner's process says so, region by region,
+//! whenever it is asked; over the local socket where it is on this host ([`far_look`](crate::far_look) elsewhere). Its driver may be slow, and so may
+//! the answer be.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,22 +10,55 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::Witnesses;
 
 use crate::door::LocalDoor;
+use crate::far_look::FarLook;
 use crate::lend::{Answer, END, Head, send_head, send_refusal};
 use crate::local::{Ask, Asker, refuse};
 
 /// Those who ask wait as long as the owner lives and their transfers may run.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-impl LocalDoor {
+/// How the engine of a peer is asked.
+pub(crate) enum Inquiry {
+    /// It is on this host.
+    Near(LocalDoor),
+    /// It is on another, or its local socket can't be reached.
+    Far(FarLook),
+}
+
+impl Inquiry {
     /// Asks whether these regions are where they were; says of each that is not, once, what the owner says.
     ///
     /// # Errors
-    /// As [`borrow`](Self::borrow), and `Handshake` when it leaves one out.
+    /// What kept the owner from saying it of all: `PeerUnreachable`, `PeerLost`, `TransferCancelled` when told to stop, `Capacity`, and `Handshake` or
+    /// `Integrity` for an answer that is none.
     pub(crate) fn still_there(
         &self,
         wanted: &[(RegionId, u64)],
         stopped: &dyn Fn() -> bool,
-        mut gone: impl FnMut(RegionId, Error),
+        gone: &mut dyn FnMut(RegionId, Error),
+    ) -> Result<()> {
+        match self {
+            Self::Near(door) => door.still_there(wanted, stopped, gone),
+            Self::Far(far) => far.still_there(wanted, stopped, gone),
+        }
+    }
+
+    /// Nobody will ask any more.
+    pub(crate) fn shut_down(&self) {
+        match self {
+            // It is shut with its peer.
+            Self::Near(_) => {}
+            Self::Far(far) => far.shut_down(),
+        }
+    }
+}
+
+impl LocalDoor {
+    fn still_there(
+        &self,
+        wanted: &[(RegionId, u64)],
+        stopped: &dyn Fn() -> bool,
+        gone: &mut dyn FnMut(RegionId, Error),
     ) -> Result<()> {
         let mut answer = Answer(self.question(Ask::Look, wanted, stopped)?);
         answer.0.bear_with(PATIENCE);
@@ -52,17 +86,22 @@ impl LocalDoor {
 /// What a head says of its region: one extent is what was registered.
 fn verdict(head: &Head) -> Option<Error> {
     if head.not_now {
-        let text = format!(
-            "the peer could not tell whether region `{}` is where it was: {}",
-            head.id, head.reason
-        );
-        return Some(Error::new(ErrorKind::Transfer, "cuda", text));
+        return Some(untold(RegionId(head.id), &head.reason));
     }
-    (head.count != 1).then(|| {
-        let text = format!("region `{}` of the peer is not what it was: {}", head.id, head.reason);
-        Error::new(ErrorKind::Region, "cuda", text)
-            .with_hint("its owner registers it anew after its allocator has moved it")
-    })
+    (head.count != 1).then(|| replaced(RegionId(head.id), &head.reason))
+}
+
+/// The owner looked and found something else.
+pub(crate) fn replaced(id: RegionId, reason: &str) -> Error {
+    let text = format!("region `{id}` of the peer is not what it was: {reason}");
+    Error::new(ErrorKind::Region, "fence", text)
+        .with_hint("its owner registers it anew after its allocator has moved it")
+}
+
+/// The owner could not look.
+pub(crate) fn untold(id: RegionId, reason: &str) -> Error {
+    let text = format!("the peer could not tell whether region `{id}` is where it was: {reason}");
+    Error::new(ErrorKind::Transfer, "fence", text)
 }
 
 /// Looks at the regions that the peer asks about.

@@ -16,6 +16,7 @@ use pdkv_device::cuda::Event;
 
 use crate::link::PeerLink;
 use crate::pull::INLINE_BYTES;
+use crate::raw_fence::RawFence;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 use crate::transfer::{Transfer, TransferCore};
@@ -71,7 +72,8 @@ pub(crate) fn post(
         state.raw.begin(&core, peer.key, deadline, notice);
         Ok::<_, Error>(())
     })?;
-    let work = Arc::new(Work::new(
+    let fence = RawFence::guards(&here.regions, &there.regions).then(|| Arc::clone(&peer.fence));
+    let work = Work::new(
         Arc::clone(&core),
         Arc::clone(shared),
         order.direction,
@@ -79,8 +81,8 @@ pub(crate) fn post(
         order.after.cloned(),
         Arc::new(here.regions),
         Arc::new(there.regions),
-    ));
-    start(link, work, small);
+    );
+    start(link, Arc::new(work.behind(fence)), small);
     core.edit_stats(|stats| stats.post_us = order.posted.elapsed().as_secs_f64() * 1e6);
     Ok(Transfer::new(core, shared))
 }

@@ -13,6 +13,7 @@ use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
 use crate::mapping::Mapped;
+use crate::raw_fence::RawFence;
 use crate::remains::Remains;
 use crate::remote::{RegionList, RemoteRegion};
 use crate::shared::Shared;
@@ -66,6 +67,8 @@ pub(crate) struct Work {
     pub(crate) local: Arc<Vec<Memory>>,
     /// By the program's region index on the peer's side.
     pub(crate) remote: RegionList,
+    /// Where it has to come by after its last byte, whoever moves it.
+    fence: Option<Arc<RawFence>>,
     started: Instant,
     chunk_units: u64,
     next: AtomicU64,
@@ -99,6 +102,7 @@ impl Work {
             after,
             local,
             remote,
+            fence: None,
             started: Instant::now(),
             chunk_units: (CHUNK_BYTES / unit_bytes).max(1),
             next: AtomicU64::new(0),
@@ -112,6 +116,12 @@ impl Work {
             reaches: OnceLock::new(),
             program,
         }
+    }
+
+    /// The same, which is done only once this fence has let it pass.
+    pub(crate) fn behind(mut self, fence: Option<Arc<RawFence>>) -> Self {
+        self.fence = fence;
+        self
     }
 
     pub(crate) fn id(&self) -> TransferId {
@@ -204,10 +214,14 @@ impl Work {
         self.leave();
     }
 
-    /// One thread has stopped touching memory for this work. The last one reports the end.
+    /// One thread has stopped touching memory for this work. The last one reports the end, or has its fence do so.
     pub(crate) fn leave(self: &Arc<Self>) {
-        if self.hands.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.moved(self, self.result());
+        if self.hands.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        match (self.result(), &self.fence) {
+            (Ok(bytes), Some(fence)) if bytes > 0 && !self.stopped() => fence.enter(Arc::clone(self), bytes),
+            (result, _) => self.shared.moved(self, result),
         }
     }
 

@@ -17,22 +17,22 @@ use crate::common::{Memory, WAIT, memory};
 use crate::eventually;
 use crate::order::Writer;
 
-const LEN: u64 = 300_000;
+pub(crate) const LEN: u64 = 300_000;
 const FLUSHES: &str = "calls cuFlushGPUDirectRDMAWrites";
-const PUTS: Lane = Lane::puts("tcp,cuda_copy");
+pub(crate) const PUTS: Lane = Lane::puts("tcp,cuda_copy");
 
 fn is_here(test: &str, settings: &[(&str, &str)]) -> bool {
     copy_for_gpus().is_some() && is_here_for_ucx(&format!("lanes::{test}"), settings)
 }
 
 /// Two engines with this lane, and tcp.
-struct Ends {
-    owner: Engine,
-    initiator: Engine,
+pub(crate) struct Ends {
+    pub(crate) owner: Engine,
+    pub(crate) initiator: Engine,
 }
 
 impl Ends {
-    fn new(lane: Lane) -> Self {
+    pub(crate) fn new(lane: Lane) -> Self {
         let engine = |name| {
             let config = EngineConfig {
                 transports: Some(vec![TransportKind::Ucx, TransportKind::Tcp]),
@@ -50,7 +50,7 @@ impl Ends {
         }
     }
 
-    fn register(&self, ours: Memory, theirs: Memory) -> (Region, Region) {
+    pub(crate) fn register(&self, ours: Memory, theirs: Memory) -> (Region, Region) {
         let here = self.initiator.register(memory(ours, LEN), None, true).unwrap();
         let there = self.owner.register(memory(theirs, LEN), None, true).unwrap();
         (here, there)
@@ -63,7 +63,7 @@ impl Ends {
 }
 
 /// What comes of asking for a lane once it stands and was tried, for which a busy machine may need longer than connecting waits.
-fn settled(ask: impl Fn() -> Result<Transfer>) -> Result<Transfer> {
+pub(crate) fn settled(ask: impl Fn() -> Result<Transfer>) -> Result<Transfer> {
     let started = Instant::now();
     loop {
         match ask() {
@@ -94,7 +94,7 @@ fn write(peer: &Peer, far: RemoteSpan, near: LocalSpan) -> Result<Transfer> {
     settled(|| peer.write(&[far], &[near], None, &by_ucx()))
 }
 
-fn spans(here: &Region, there: &Region) -> (LocalSpan, RemoteSpan) {
+pub(crate) fn spans(here: &Region, there: &Region) -> (LocalSpan, RemoteSpan) {
     let near = LocalSpan {
         region: here.id(),
         offset: 0,

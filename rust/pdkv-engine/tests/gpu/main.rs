@@ -14,6 +14,7 @@ mod moved;
 mod order;
 mod processes;
 mod raw_fence;
+mod replaced;
 mod stages;
 mod threads;
 mod ways;

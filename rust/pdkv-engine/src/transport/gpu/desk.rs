@@ -11,7 +11,6 @@ use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
-use super::raw_fence::RawFence;
 use super::{GpuLink, reached};
 use crate::view::lasts;
 
@@ -28,14 +27,6 @@ pub(super) struct Order {
     pub(super) work: Arc<Work>,
     /// Who knows what it is copied between.
     pub(super) link: Arc<GpuLink>,
-    /// Where it has to come by after its last byte.
-    pub(super) fence: Option<Arc<RawFence>>,
-}
-
-/// What is under way, and who hears of its end.
-struct Flying {
-    work: Arc<Work>,
-    fence: Option<Arc<RawFence>>,
 }
 
 /// The thread of one GPU, as those who give it orders hold it. It ends when nobody does and nothing is under way.
@@ -167,7 +158,7 @@ fn run(inner: &Inner, gpu: &Gpu) {
             dispatch(inner, gpu, &mut courier, order);
         }
         let Some(flying) = &mut courier else { continue };
-        let mut landed = flying.give_up(|flying| !flying.work.stopped());
+        let mut landed = flying.give_up(|work| !work.stopped());
         landed.extend(flying.landed());
         if flying.is_broken() {
             // Whether the GPU is of use still shows when its streams are made anew.
@@ -177,7 +168,7 @@ fn run(inner: &Inner, gpu: &Gpu) {
             news = Instant::now();
         }
         for Landed { owner, outcome } in landed {
-            end(owner, outcome);
+            end(&owner, outcome);
         }
     }
 }
@@ -190,15 +181,15 @@ fn pause(since: Duration) -> Duration {
     }
 }
 
-fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Flying>> {
+fn open(inner: &Inner, gpu: &Gpu) -> Result<Courier<Arc<Work>>> {
     let courier = Courier::new(gpu);
     inner.book().broken = courier.as_ref().err().map(|error| (error.clone(), Instant::now()));
     courier
 }
 
 /// Launches one order, unless its transfer is to stop.
-fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, order: Order) {
-    let Order { work, link, fence } = order;
+fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, order: Order) {
+    let Order { work, link } = order;
     if work.stopped() {
         return work.leave();
     }
@@ -211,8 +202,7 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, ord
     work.reaches.get_or_init(|| [Arc::clone(&near), Arc::clone(&far)]);
     let Program::Joint(plan) = &work.program else {
         let text = "a one-sided link needs both sides' places";
-        let error = Error::new(ErrorKind::Internal, "move", text);
-        return end(Flying { work, fence }, Err(error));
+        return end(&work, Err(Error::new(ErrorKind::Internal, "move", text)));
     };
     let (src, dst) = match work.direction {
         Direction::Read => (far, near),
@@ -223,10 +213,7 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, ord
         src,
         dst,
         after: work.after.clone(),
-        owner: Flying {
-            work: Arc::clone(&work),
-            fence,
-        },
+        owner: Arc::clone(&work),
     };
     let sent = match courier {
         Some(courier) => courier.post(cargo),
@@ -235,23 +222,19 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Flying>>, ord
             Err(error) => Err((cargo.owner, error)),
         },
     };
-    if let Err((flying, error)) = sent {
-        end(flying, Err(error));
+    if let Err((work, error)) = sent {
+        end(&work, Err(error));
     }
 }
 
 /// Nothing touches the work's memory any more.
-fn end(flying: Flying, outcome: Result<()>) {
-    let Flying { work, fence } = flying;
+fn end(work: &Arc<Work>, outcome: Result<()>) {
     match outcome {
         Ok(()) => {
             if let Program::Joint(plan) = &work.program {
                 work.add_runs(plan.run_count());
             }
             work.add_bytes(work.program.total_bytes());
-            if let Some(fence) = fence.filter(|_| !work.stopped()) {
-                return fence.enter(work);
-            }
         }
         Err(error) => work.fail(error),
     }

@@ -5,7 +5,6 @@
 mod book;
 mod desk;
 mod opening;
-mod raw_fence;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,7 +22,6 @@ use crate::shared::Shared;
 use crate::view::lasts;
 pub(crate) use book::Gpus;
 use desk::{Desk, Order};
-use raw_fence::RawFence;
 
 /// What a GPU reaches of our memory and of the peer's, each by the program's numbers.
 pub(crate) type Reached = [Arc<Vec<Reach>>; 2];
@@ -33,7 +31,6 @@ pub(crate) struct GpuLink {
     shared: Weak<Shared>,
     /// Who lends us memory; `None` for a peer in this very process.
     door: Option<LocalDoor>,
-    fence: Arc<RawFence>,
     /// Whether the peer has said that it has memory of a GPU.
     heard: AtomicBool,
 }
@@ -52,7 +49,6 @@ impl GpuLink {
         let door = door.as_ref().ok().filter(|_| !same_process).cloned();
         Ok(Arc::new(Self {
             shared: Arc::downgrade(shared),
-            fence: RawFence::new(door.clone()),
             door,
             heard: AtomicBool::new(false),
         }))
@@ -150,12 +146,7 @@ impl GpuLink {
 
     /// Has the work done by the GPU's thread, which finds out where the memory is.
     fn order(self: Arc<Self>, desk: &Desk, work: Arc<Work>) {
-        let fence = RawFence::guards(&work).then(|| Arc::clone(&self.fence));
-        desk.order(Order {
-            work,
-            link: self,
-            fence,
-        });
+        desk.order(Order { work, link: self });
     }
 
     /// Opens what has to be opened and asks who has to be asked, on a thread that may wait, and then has the work done.

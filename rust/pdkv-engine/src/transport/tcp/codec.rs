@@ -2,7 +2,9 @@
 //! named units. What requests look like is in [`request`](crate::transport::request).
 
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Stop;
 
+use super::socket::Socket;
 use crate::transport::request::{garbage, word32, word64};
 
 /// Bytes of an error message in a response.
@@ -51,14 +53,22 @@ impl Response {
         Ok(response)
     }
 
-    /// Turns an error answer into the error it stands for.
-    pub(crate) fn error(&self, message: &[u8]) -> Error {
-        let text = String::from_utf8_lossy(message);
-        Error::new(
+    /// What the owner has against it; reads the message that follows then.
+    ///
+    /// # Errors
+    /// `PeerLost`, `TransferCancelled`: the message did not come.
+    pub(crate) fn refusal(&self, socket: &Socket, stop: &dyn Stop) -> Result<Option<Error>> {
+        if self.code == 0 {
+            return Ok(None);
+        }
+        let mut message = vec![0; usize::from(self.message_len)];
+        socket.read_exact(&mut message, stop)?;
+        let text = format!("the peer refused: {}", String::from_utf8_lossy(&message));
+        Ok(Some(Error::new(
             ErrorKind::from_code(u32::from(self.code)),
             "tcp",
-            format!("the peer refused: {text}"),
-        )
+            text,
+        )))
     }
 }
 

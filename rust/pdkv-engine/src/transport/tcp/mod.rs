@@ -17,6 +17,7 @@ mod socket;
 mod stream;
 
 pub(crate) use client::{Dial, TcpLink};
+pub(crate) use codec::Response;
 pub(crate) use pages::Stagings;
 pub(crate) use server::{Greeting, serve_stream};
 pub(crate) use socket::{Socket, Streams};

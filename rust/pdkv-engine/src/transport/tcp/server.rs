@@ -169,7 +169,9 @@ impl Server<'_> {
         let bytes = request.bytes;
         let mut pages = Pages::new(std::mem::take(&mut self.spare).recycle());
         if request.verb == Verb::Get {
-            let gpus = gpus_of(found.iter().map(|(memory, ..)| memory));
+            // An empty read asks whether the memory is still there; no stage is needed for it.
+            let bytes_of = found.iter().filter(|(.., len)| *len > 0);
+            let gpus = gpus_of(bytes_of.map(|(memory, ..)| memory));
             let flow = self.flow(request.verb, &self.never);
             pages.prepare(flow, &gpus, &self.never).map_err(Answer::Refuse)?;
             self.answer(bytes).map_err(Answer::Broken)?;

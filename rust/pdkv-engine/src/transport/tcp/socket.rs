@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pdkv_core::id::PeerKey;
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::Stop;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -70,11 +71,11 @@ impl Socket {
         {}
     }
 
-    pub(crate) fn read_exact(&self, buffer: &mut [u8], stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn read_exact(&self, buffer: &mut [u8], stop: &dyn Stop) -> Result<()> {
         pdkv_device::recv_exact(self.fd(), buffer, stop)
     }
 
-    pub(crate) fn write_all(&self, buffer: &[u8], stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn write_all(&self, buffer: &[u8], stop: &dyn Stop) -> Result<()> {
         pdkv_device::send_exact(self.fd(), buffer, stop)
     }
 }

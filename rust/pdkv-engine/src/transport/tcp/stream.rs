@@ -152,10 +152,8 @@ impl<'a> Stream<'a> {
         self.socket.read_exact(&mut raw, stop)?;
         self.answered = true;
         let response = Response::decode(&raw)?;
-        if response.code != 0 {
-            let mut message = vec![0; usize::from(response.message_len)];
-            self.socket.read_exact(&mut message, stop)?;
-            return Err(response.error(&message));
+        if let Some(refusal) = response.refusal(self.socket, stop)? {
+            return Err(refusal);
         }
         if response.bytes != bytes {
             return Err(Error::new(
