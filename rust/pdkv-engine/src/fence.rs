@@ -7,7 +7,8 @@ use pdkv_core::id::{CacheId, PeerKey, TransferId};
 use pdkv_core::wire::{Claim, Done, Message};
 use pdkv_core::{Error, ErrorKind, Result};
 
-use crate::registry::LocalCache;
+use crate::mover::contained;
+use crate::registry::{LocalCache, Looking};
 use crate::shared::Shared;
 
 /// A cache of ours that may move.
@@ -36,20 +37,18 @@ pub(crate) fn claim(shared: &Arc<Shared>, peer: PeerKey, claim: Claim) -> Result
     })?;
     if granted
         && let Some(cache) = cache
-        && cache.movable.look()
+        && let Some(looking) = Looking::begin(&cache)
     {
-        let (again, same) = (Arc::clone(shared), Arc::clone(&cache));
+        let again = Arc::clone(shared);
         // Without a thread for it, and for claims that come meanwhile, the fence will tell.
-        if shared.movers.task(move || look(&again, peer, transfer, &same)).is_err() {
-            cache.movable.looked();
-        }
+        let _ = shared.movers.task(move || look(&again, peer, transfer, looking));
     }
     Ok(known)
 }
 
-fn look(shared: &Arc<Shared>, peer: PeerKey, transfer: TransferId, cache: &LocalCache) {
-    let found = cache.still_there();
-    cache.movable.looked();
+fn look(shared: &Arc<Shared>, peer: PeerKey, transfer: TransferId, looking: Looking) {
+    let found = looking.cache().still_there();
+    drop(looking);
     if let Err(error) = found
         && error.kind() == ErrorKind::Region
     {
@@ -127,10 +126,13 @@ pub(crate) fn done(shared: &Arc<Shared>, peer: PeerKey, done: Done) {
 
 fn answer_all(shared: &Arc<Shared>, cache: &LocalCache, look: impl Fn() -> Option<Error>) {
     while let Some(fences) = cache.movable.fences.next() {
-        let fault = look();
-        for (peer, done) in fences {
-            answer(shared, peer, done, fault.clone());
-        }
+        // After a panic it is gone on with those that come: what was not looked at is not confirmed.
+        let fault = contained(&look).unwrap_or_else(Some);
+        let _ = contained(|| {
+            for (peer, done) in fences {
+                answer(shared, peer, done, fault.clone());
+            }
+        });
     }
 }
 

@@ -198,38 +198,51 @@ impl RemoteRegion {
 
 /// Maps, with one question, those of the regions for which nobody has tried yet. Blocks on the peer.
 pub(crate) fn map_open(door: Option<&LocalDoor>, regions: &[Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) {
-    let claimed: Vec<_> = regions
-        .iter()
-        .filter(|region| region.mapping.claim())
-        .cloned()
-        .collect();
-    make(door, &claimed, stopped);
+    let claimed = regions.iter().filter(|region| region.mapping.claim());
+    make(door, &Claimed(claimed.cloned().collect()), stopped);
+}
+
+/// Regions that somebody is to map and to settle, each of them; whoever panics before that leaves them to the next one.
+struct Claimed(Vec<Arc<RemoteRegion>>);
+
+impl Claimed {
+    fn settle_rest(&self, error: &Error) {
+        for region in &self.0 {
+            region.mapping.settle(Err(error.clone()), Instant::now());
+        }
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.settle_rest(&Error::new(ErrorKind::TransferCancelled, "shm", "not tried to the end"));
+        }
+    }
 }
 
 /// Has those of the regions tried again for which that failed a while ago. Waits for nobody.
 pub(crate) fn map_again(door: &LocalDoor, movers: &Movers, regions: &[Arc<RemoteRegion>]) {
     let now = Instant::now();
     let failed = regions.iter().filter(|region| region.mapping.claim_again(now));
-    let claimed: Vec<_> = failed.cloned().collect();
-    if claimed.is_empty() {
+    let claimed = Arc::new(Claimed(failed.cloned().collect()));
+    if claimed.0.is_empty() {
         return;
     }
-    let (door, mine) = (door.clone(), claimed.clone());
+    let (door, mine) = (door.clone(), Arc::clone(&claimed));
     if let Err(error) = movers.task(move || make(Some(&door), &mine, &|| false)) {
-        for region in claimed {
-            region.mapping.settle(Err(error.clone()), now);
-        }
+        claimed.settle_rest(&error);
     }
 }
 
 /// Makes the mappings that were claimed, and settles each.
-fn make(door: Option<&LocalDoor>, claimed: &[Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) {
-    if claimed.is_empty() {
+fn make(door: Option<&LocalDoor>, claimed: &Claimed, stopped: &dyn Fn() -> bool) {
+    if claimed.0.is_empty() {
         return;
     }
     let missing = |text: &str| Error::new(ErrorKind::Unsupported, "shm", text);
-    let wanted: Vec<_> = claimed.iter().map(|region| (region.id, region.len)).collect();
-    let by_id: BTreeMap<RegionId, _> = claimed.iter().map(|region| (region.id, region)).collect();
+    let wanted: Vec<_> = claimed.0.iter().map(|region| (region.id, region.len)).collect();
+    let by_id: BTreeMap<RegionId, _> = claimed.0.iter().map(|region| (region.id, region)).collect();
     let asked = match door {
         Some(door) => door.map(&wanted, stopped, |id, outcome| {
             if let Some(region) = by_id.get(&id) {
@@ -241,9 +254,7 @@ fn make(door: Option<&LocalDoor>, claimed: &[Arc<RemoteRegion>], stopped: &dyn F
     let rest = asked
         .err()
         .unwrap_or_else(|| missing("the peer handed out no descriptor"));
-    for region in claimed {
-        region.mapping.settle(Err(rest.clone()), Instant::now());
-    }
+    claimed.settle_rest(&rest);
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! stalled peer stalls nobody else.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -115,7 +116,8 @@ impl Movers {
             let queue = Arc::clone(&movers.copies);
             spawn(&format!("pdkv-copy{index}"), move || {
                 while let Some(job) = queue.pop(None) {
-                    work(&queue, job);
+                    // What held the job tells; the thread is for all of them.
+                    let _ = contained(|| work(&queue, job));
                 }
             })?;
         }
@@ -152,9 +154,11 @@ impl Movers {
         drop(state);
         let queue = Arc::clone(&self.tasks);
         spawn(&format!("pdkv-{}", self.name), move || {
-            task();
-            while let Some(task) = queue.pop(Some(IDLE)) {
-                task();
+            let mut next: Option<Task> = Some(Box::new(task));
+            while let Some(task) = next {
+                // What it held has been given back.
+                let _ = contained(task);
+                next = queue.pop(Some(IDLE));
             }
         })
     }
@@ -180,6 +184,14 @@ fn work(queue: &Queue<Arc<dyn Job>>, mut job: Arc<dyn Job>) {
             Err(back) => job = back,
         }
     }
+}
+
+/// Runs something whose panic is to end nothing else: what it holds goes, as it does on any way out.
+///
+/// # Errors
+/// `Internal` when it panicked.
+pub(crate) fn contained<T>(run: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|_| Error::new(ErrorKind::Internal, "move", "a thread panicked"))
 }
 
 /// Starts a thread with a name that fits the kernel's 15 bytes.
@@ -268,6 +280,32 @@ mod tests {
         });
         movers.copy(&job, 1);
         assert_eq!(receive.try_iter().collect::<Vec<_>>(), [9, 9, 9]);
+    }
+
+    struct Panics;
+
+    impl Job for Panics {
+        fn step(&self) -> Step {
+            panic!("as the test wants");
+        }
+    }
+
+    #[test]
+    fn what_panics_takes_no_thread_along() {
+        let movers = Movers::start("t", 1).unwrap();
+        let panics: Arc<dyn Job> = Arc::new(Panics);
+        movers.copy(&panics, 1);
+        movers.task(|| panic!("as the test wants")).unwrap();
+        let (send, receive) = mpsc::channel();
+        let job: Arc<dyn Job> = Arc::new(Count {
+            left: AtomicUsize::new(2),
+            order: Mutex::new(send.clone()),
+            tag: 7,
+        });
+        movers.copy(&job, 1);
+        movers.task(move || send.send(7).unwrap()).unwrap();
+        drop(job);
+        assert_eq!(receive.iter().collect::<Vec<_>>(), [7, 7, 7]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
+use crate::mover::contained;
 use crate::remains::Remains;
 use crate::remote::{RegionList, RemoteCache};
 use crate::shared::Shared;
@@ -60,7 +61,7 @@ impl PendingMove {
 
     fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {
         let started = Instant::now();
-        let program = match self.program(grant) {
+        let program = match contained(|| self.program(grant)).flatten() {
             Ok(program) => program,
             Err(error) => {
                 let mut remains = Remains::default();

@@ -11,6 +11,7 @@ use pdkv_device::Memory;
 use pdkv_device::cuda::Witnesses;
 
 use crate::look::Inquiry;
+use crate::mover::contained;
 use crate::remote::RemoteRegion;
 use crate::transport::Work;
 
@@ -37,7 +38,7 @@ struct Placed {
 impl Placed {
     fn end(self, outcome: Result<()>) {
         let bytes = self.bytes;
-        self.work.shared.moved(&self.work, outcome.map(|()| bytes));
+        self.work.report(outcome.map(|()| bytes));
     }
 }
 
@@ -93,25 +94,29 @@ impl RawFence {
 
     fn answer_all(&self, look: impl Fn(&Self, &[Placed]) -> Option<Faults>) {
         while let Some(works) = self.next() {
-            // Whoever is over waits for nobody's answer: its bytes are placed, and nothing touches its memory any more.
-            let (over, works): (Vec<_>, Vec<_>) = works.into_iter().partition(|placed| placed.work.stopped());
-            for placed in over {
-                placed.end(Ok(()));
-            }
-            if works.is_empty() {
-                continue;
-            }
-            let Some(faults) = look(self, &works) else {
-                self.landed().works.extend(works);
-                continue;
-            };
-            for placed in works {
-                let mut regions = placed.work.remote.iter();
-                let fault = regions.find_map(|region| faults.get(&region.id).cloned());
-                let ours = || witnesses(&placed.work.local).still_there();
-                let outcome = fault.map_or_else(ours, Err);
-                placed.end(outcome);
-            }
+            // After a panic it is gone on with those that came meanwhile; the works of this look fail when they are dropped.
+            let _ = contained(|| self.answer(works, &look));
+        }
+    }
+
+    fn answer(&self, works: Vec<Placed>, look: impl Fn(&Self, &[Placed]) -> Option<Faults>) {
+        // Whoever is over waits for nobody's answer: its bytes are placed, and nothing touches its memory any more.
+        let (over, works): (Vec<_>, Vec<_>) = works.into_iter().partition(|placed| placed.work.stopped());
+        for placed in over {
+            placed.end(Ok(()));
+        }
+        if works.is_empty() {
+            return;
+        }
+        let Some(faults) = look(self, &works) else {
+            return self.landed().works.extend(works);
+        };
+        for placed in works {
+            let mut regions = placed.work.remote.iter();
+            let fault = regions.find_map(|region| faults.get(&region.id).cloned());
+            let ours = || witnesses(&placed.work.local).still_there();
+            let outcome = fault.map_or_else(ours, Err);
+            placed.end(outcome);
         }
     }
 
@@ -169,3 +174,7 @@ fn look_here(region: &RemoteRegion) -> Result<()> {
     let device = mapped.as_ref().and_then(|mapped| mapped.memory.device());
     device.map_or(Ok(()), |device| device.still_there())
 }
+
+#[cfg(test)]
+#[path = "raw_fence_tests.rs"]
+mod tests;

@@ -93,16 +93,6 @@ impl Movable {
         self.moved.get()
     }
 
-    /// Whether the caller is to ask the driver beside a claim, and then to say that it has [`looked`](Self::looked): one at a time, however many
-    /// claims come while the driver is slow.
-    pub(crate) fn look(&self) -> bool {
-        !self.looking.swap(true, Ordering::AcqRel)
-    }
-
-    pub(crate) fn looked(&self) {
-        self.looking.store(false, Ordering::Release);
-    }
-
     fn ask(&self, look: impl FnOnce(&Witnesses) -> Result<()>) -> Result<()> {
         if let Some(error) = self.moved() {
             return Err(error.clone());
@@ -115,6 +105,27 @@ impl Movable {
             let _ = self.moved.set(error.clone());
         }
         found
+    }
+}
+
+/// A look at a cache beside its claims: one at a time, however many come while the driver is slow.
+pub(crate) struct Looking(Arc<LocalCache>);
+
+impl Looking {
+    /// `None` while somebody else looks.
+    pub(crate) fn begin(cache: &Arc<LocalCache>) -> Option<Self> {
+        let others = cache.movable.looking.swap(true, Ordering::AcqRel);
+        (!others).then(|| Self(Arc::clone(cache)))
+    }
+
+    pub(crate) fn cache(&self) -> &LocalCache {
+        &self.0
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.movable.looking.store(false, Ordering::Release);
     }
 }
 

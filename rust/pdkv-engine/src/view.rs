@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pdkv_core::id::RegionId;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::{Gpu, HostAccess, Reach};
@@ -58,7 +59,7 @@ impl Views {
     }
 
     /// Whether the caller is to make this view and then to settle it: nobody has, and nobody is about to.
-    pub(crate) fn claim(&self, gpu: &Gpu) -> bool {
+    fn claim(&self, gpu: &Gpu) -> bool {
         let mut book = self.book();
         let fresh = book.get(&gpu.ordinal()).is_none_or(View::is_over);
         if fresh {
@@ -143,6 +144,45 @@ impl Views {
                     ));
                 }
                 Some(View::Pending) => book = self.settled.wait_timeout(book, SLICE).expect("no holder panics").0,
+            }
+        }
+    }
+}
+
+/// Views of a GPU that somebody is to make and to settle, each of them; whoever panics before that leaves them to the next one.
+pub(crate) struct ClaimedViews<'a> {
+    gpu: &'a Gpu,
+    regions: Vec<&'a RemoteRegion>,
+}
+
+impl<'a> ClaimedViews<'a> {
+    /// Those of these regions that nobody has made, or is about to make.
+    pub(crate) fn of(gpu: &'a Gpu, regions: impl IntoIterator<Item = &'a RemoteRegion>) -> Self {
+        let open = regions.into_iter().filter(|region| region.views.claim(gpu));
+        Self {
+            gpu,
+            regions: open.collect(),
+        }
+    }
+
+    pub(crate) fn regions(&self) -> &[&'a RemoteRegion] {
+        &self.regions
+    }
+
+    /// Says what became of one of them; what was said before stands.
+    pub(crate) fn settle(&self, id: RegionId, outcome: &Result<Reach>) {
+        if let Some(region) = self.regions.iter().find(|region| region.id == id) {
+            region.views.settle(self.gpu, outcome);
+        }
+    }
+}
+
+impl Drop for ClaimedViews<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let left = Err(Error::new(ErrorKind::TransferCancelled, "cuda", "not tried to the end"));
+            for region in &self.regions {
+                region.views.settle(self.gpu, &left);
             }
         }
     }

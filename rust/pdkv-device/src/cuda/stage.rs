@@ -176,8 +176,8 @@ impl Stage {
     }
 
     fn copy(&mut self, direction: HostDirection) -> Result<()> {
-        let used = self.used;
-        let parts = usable(&mut self.parts)?;
+        let mut busy = Busy(self.parts.take());
+        let parts = usable(&mut busy.0)?;
         let host = parts.access.device_address();
         let run = |&(device, offset, bytes): &(u64, u64, u64)| match direction {
             HostDirection::ToDevice => Run {
@@ -193,12 +193,23 @@ impl Stage {
         };
         parts.runs.clear();
         parts.runs.extend(parts.pieces.iter().map(run));
-        let outcome = parts.run(direction, used);
-        if outcome.is_err() {
-            // Another is made in its place.
-            self.parts = None;
-        }
+        let outcome = parts.run(direction, self.used);
+        // Of one that failed another is made in its place.
+        self.parts = busy.0.take().filter(|_| outcome.is_ok());
         outcome
+    }
+}
+
+/// Parts with a copy under way. Nobody else gets them before it has passed: whoever panics meanwhile waits for it and leaves them to nobody.
+struct Busy(Option<Parts>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(parts) = self.0.take() {
+            let _ = parts.queue.stream().synchronize();
+            // The driver may not have said that it has passed.
+            std::mem::forget(parts);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::gpu::Gpu;
 use super::host_paths::HostPaths;
 use super::peer_clock::PeerClock;
 use super::stage::{Parts, Stage};
-use super::turns::{Holder, Turns};
+use super::turns::{Holder, Place, Turns};
 use crate::stream::Stop;
 
 /// Bytes of one stage: as much as a thread of a host link moves in one turn.
@@ -44,6 +44,22 @@ struct Shelf {
     /// Of the stages that are taken, by a number of their own, and whose they are.
     clocks: BTreeMap<u64, (Holder, Arc<PeerClock>)>,
     next: u64,
+}
+
+/// A place in the queue, left when dropped. Made before the shelf is locked, so that it goes after the lock on any way out.
+struct Waiting<'a> {
+    staging: &'a Staging,
+    place: Option<Place>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.staging.shelf().turns.leave(place);
+            // Whoever is behind may be next.
+            self.staging.freed.notify_all();
+        }
+    }
 }
 
 /// What is to be given back.
@@ -99,18 +115,19 @@ impl Staging {
     /// # Errors
     /// `TransferCancelled` when stopped, `Unsupported` or `Device` when a new stage cannot be made.
     pub fn take(self: &Arc<Self>, holder: Holder, stop: &dyn Stop) -> Result<Stage> {
+        let mut waiting = Waiting {
+            staging: self,
+            place: None,
+        };
         let mut shelf = self.shelf();
-        let place = shelf.turns.join(holder);
+        let place = *waiting.place.insert(shelf.turns.join(holder));
         loop {
             if stop.stopped() {
-                shelf.turns.leave(place);
-                drop(shelf);
-                // Whoever is behind may be next.
-                self.freed.notify_all();
                 let text = "stopped while all stages were in use";
                 return Err(Error::new(ErrorKind::TransferCancelled, STAGE, text));
             }
             if shelf.turns.take(place) {
+                waiting.place = None;
                 break;
             }
             // Who waits for stages of its own is nobody else.

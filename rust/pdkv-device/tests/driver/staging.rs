@@ -244,6 +244,30 @@ fn a_peer_that_keeps_a_stage_waiting_is_told_once_others_want_it() {
     });
 }
 
+/// Asks for a stage, and panics when it is to wait.
+struct Panics;
+
+impl Stop for Panics {
+    fn stopped(&self) -> bool {
+        panic!("as the test wants")
+    }
+}
+
+#[test]
+fn whoever_panics_in_the_queue_is_not_waited_for() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, _)) = whole() else {
+        return;
+    };
+    let gpu = loaded(&driver, 0);
+    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| staging.take(A, &Panics).map(drop));
+        assert!(thread.join().is_err());
+    });
+    staging.take(B, &AtomicBool::new(false)).unwrap();
+}
+
 /// The first is told, the second stops.
 struct Both<'a>(&'a Told, &'a AtomicBool);
 

@@ -79,6 +79,8 @@ pub(crate) struct Work {
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     mapped: OnceLock<Vec<Option<Mapped>>>,
+    /// Its end was told.
+    reported: AtomicBool,
     /// What the GPU that copies reaches; kept until nobody works on this any more.
     pub(crate) reaches: OnceLock<Reached>,
 }
@@ -113,6 +115,7 @@ impl Work {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             mapped: OnceLock::new(),
+            reported: AtomicBool::new(false),
             reaches: OnceLock::new(),
             program,
         }
@@ -221,8 +224,14 @@ impl Work {
         }
         match (self.result(), &self.fence) {
             (Ok(bytes), Some(fence)) if bytes > 0 && !self.stopped() => fence.enter(Arc::clone(self), bytes),
-            (result, _) => self.shared.moved(self, result),
+            (result, _) => self.report(result),
         }
+    }
+
+    /// Says how it ended, when nobody touches memory for it any more. Once.
+    pub(crate) fn report(self: &Arc<Self>, result: Result<u64>) {
+        self.reported.store(true, Ordering::Relaxed);
+        self.shared.moved(self, result);
     }
 
     fn result(&self) -> Result<u64> {
@@ -268,5 +277,12 @@ impl Drop for Work {
         remains.add_memories(std::mem::take(&mut self.local));
         remains.add_each(std::mem::take(&mut self.remote));
         remains.bury(&self.shared.movers);
+        if !*self.reported.get_mut() {
+            // Somebody panicked who was to leave. Nobody has it any more, so nobody touches memory for it; and whoever drops it may hold locks.
+            let (shared, core) = (Arc::clone(&self.shared), Arc::clone(&self.core));
+            let error = Error::new(ErrorKind::Internal, "move", "a thread that moved its bytes panicked");
+            let told = move || shared.moved_id(core.id(), &core, Err(error));
+            let _ = self.shared.movers.task(told);
+        }
     }
 }

@@ -61,7 +61,7 @@ fn join(mut near: TcpStream, mut far: TcpStream, streams: &AtomicUsize) {
         let Message::HelloAck(mut ack) = frame(&mut far) else {
             panic!("the hello was not answered")
         };
-        ack.hello.host.boot_id = "elsewhere".to_owned();
+        "elsewhere".clone_into(&mut ack.hello.host.boot_id);
         near.write_all(&wire::encode(&Message::HelloAck(ack)).unwrap()).unwrap();
     }
     let _ = std::io::copy(&mut far, &mut near);

@@ -2,6 +2,7 @@
 //! GPU, and nobody but this thread is held up when its driver is slow.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed};
 use super::super::work::Program;
 use super::super::{Direction, Work};
 use super::{GpuLink, reached};
+use crate::mover::contained;
 use crate::view::lasts;
 
 /// How long after news the thread looks again and again: small copies land sooner than it would wake.
@@ -144,33 +146,49 @@ impl Drop for Desk {
 
 fn run(inner: &Inner, gpu: &Gpu) {
     // At once, for the kernels may have to be compiled: whoever has memory on the GPU will want them.
-    let mut courier = open(inner, gpu).ok();
+    let mut courier = contained(|| open(inner, gpu).ok()).unwrap_or_default();
     let mut news = Instant::now();
     loop {
-        let busy = courier.as_ref().is_some_and(Courier::is_busy);
-        let Some(orders) = inner.next(busy.then(|| pause(news.elapsed()))) else {
-            return;
-        };
-        if !orders.is_empty() {
-            news = Instant::now();
-        }
-        for order in orders {
-            dispatch(inner, gpu, &mut courier, order);
-        }
-        let Some(flying) = &mut courier else { continue };
-        let mut landed = flying.give_up(|work| !work.stopped());
-        landed.extend(flying.landed());
-        if flying.is_broken() {
-            // Whether the GPU is of use still shows when its streams are made anew.
-            landed.extend(courier.take().map(Courier::close).unwrap_or_default());
-        }
-        if !landed.is_empty() {
-            news = Instant::now();
-        }
-        for Landed { owner, outcome } in landed {
-            end(&owner, outcome);
+        match contained(|| turn(inner, gpu, &mut courier, &mut news)) {
+            Ok(true) => {}
+            Ok(false) => return,
+            // Orders that it had in hand fail as they are dropped, and what is under way is waited for. Every other transfer on this GPU needs the thread.
+            Err(_) => {
+                let landed = contained(|| courier.take().map(Courier::close).unwrap_or_default());
+                for Landed { owner, outcome } in landed.unwrap_or_default() {
+                    let _ = contained(|| end(&owner, outcome));
+                }
+            }
         }
     }
+}
+
+/// Takes in what was ordered, and sees what has landed. `false` when nobody will order any more.
+fn turn(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, news: &mut Instant) -> bool {
+    let busy = courier.as_ref().is_some_and(Courier::is_busy);
+    let Some(orders) = inner.next(busy.then(|| pause(news.elapsed()))) else {
+        return false;
+    };
+    if !orders.is_empty() {
+        *news = Instant::now();
+    }
+    for order in orders {
+        dispatch(inner, gpu, courier, order);
+    }
+    let Some(flying) = courier else { return true };
+    let mut landed = flying.give_up(|work| !work.stopped());
+    landed.extend(flying.landed());
+    if flying.is_broken() {
+        // Whether the GPU is of use still shows when its streams are made anew.
+        landed.extend(courier.take().map(Courier::close).unwrap_or_default());
+    }
+    if !landed.is_empty() {
+        *news = Instant::now();
+    }
+    for Landed { owner, outcome } in landed {
+        end(&owner, outcome);
+    }
+    true
 }
 
 fn pause(since: Duration) -> Duration {
@@ -215,6 +233,8 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
         after: work.after.clone(),
         owner: Arc::clone(&work),
     };
+    // After a panic in there the GPU may be at it: nobody says that it is not, and its memory stays.
+    let kept = ManuallyDrop::new(work);
     let sent = match courier {
         Some(courier) => courier.post(cargo),
         None => match open(inner, gpu) {
@@ -222,6 +242,7 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
             Err(error) => Err((cargo.owner, error)),
         },
     };
+    drop(ManuallyDrop::into_inner(kept));
     if let Err((work, error)) = sent {
         end(&work, Err(error));
     }

@@ -19,7 +19,7 @@ use crate::door::LocalDoor;
 use crate::mapping::map_again;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
-use crate::view::lasts;
+use crate::view::{ClaimedViews, lasts};
 pub(crate) use book::Gpus;
 use desk::{Desk, Order};
 
@@ -104,10 +104,13 @@ impl GpuLink {
             if region.device().is_some() {
                 // Whoever was about to borrow it has failed.
                 self.borrow_all(gpu, &[region], &stopped)?;
-            } else if region.views.claim(gpu) {
+                continue;
+            }
+            let claimed = ClaimedViews::of(gpu, [&**region]);
+            if !claimed.regions().is_empty() {
                 let mapped = region.mapped(self.door.as_ref(), &stopped);
                 let outcome = mapped.and_then(|_| region.look(gpu));
-                region.views.settle(gpu, &outcome);
+                claimed.settle(region.id, &outcome);
                 return outcome;
             }
         }
@@ -119,17 +122,15 @@ impl GpuLink {
     /// # Errors
     /// What kept it from those that may be had another time.
     fn borrow_all(&self, gpu: &Gpu, regions: &[&Arc<RemoteRegion>], stopped: &dyn Fn() -> bool) -> Result<()> {
-        let open: Vec<_> = regions.iter().filter(|region| region.views.claim(gpu)).collect();
-        if open.is_empty() {
+        let open = ClaimedViews::of(gpu, regions.iter().map(|region| &***region));
+        if open.regions().is_empty() {
             return Ok(());
         }
-        let wanted: Vec<_> = open.iter().map(|region| (region.id, region.len)).collect();
+        let wanted: Vec<_> = open.regions().iter().map(|region| (region.id, region.len)).collect();
         let mut failure = None;
         let mut settle = |id, outcome: Result<Arc<DeviceMapping>>| {
             let outcome = outcome.map(Reach::Mapping);
-            if let Some(region) = open.iter().find(|region| region.id == id) {
-                region.views.settle(gpu, &outcome);
-            }
+            open.settle(id, &outcome);
             failure = failure.take().or(outcome.err().filter(|error| !lasts(error)));
         };
         let nothing = || Error::new(ErrorKind::Unsupported, "cuda", "the peer lent nothing");

@@ -52,17 +52,66 @@ impl Openings {
     /// # Errors
     /// Why it could not be opened.
     pub(super) fn may_open(&self, ordinal: u32, movers: &Movers) -> Result<(), String> {
-        let mut book = self.book();
-        let Some(failure) = book.get_mut(&ordinal) else {
-            return Ok(());
-        };
-        let reason = failure.reason.clone();
-        if let Some(next) = failure.next.take_if(|next| *next <= Instant::now()) {
-            let again = self.clone();
-            if movers.task(move || drop(again.open(ordinal))).is_err() {
-                failure.next = Some(next);
+        let (reason, due) = match self.book().get_mut(&ordinal) {
+            None => return Ok(()),
+            Some(failure) => {
+                let due = failure.next.take_if(|next| *next <= Instant::now());
+                (failure.reason.clone(), due)
             }
+        };
+        if let Some(next) = due {
+            let again = Again {
+                openings: self.clone(),
+                ordinal,
+                next,
+            };
+            // Without a thread for it, it is somebody else's again.
+            let _ = movers.task(move || again.run());
         }
         Err(reason)
+    }
+}
+
+/// That somebody tries again. Whoever went without an outcome leaves it to the next one.
+struct Again {
+    openings: Openings,
+    ordinal: u32,
+    next: Instant,
+}
+
+impl Again {
+    fn run(self) {
+        drop(self.openings.open(self.ordinal));
+    }
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        if let Some(failure) = self.openings.book().get_mut(&self.ordinal) {
+            failure.next.get_or_insert(self.next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_panics_while_it_tries_again_leaves_it_to_the_next_one() {
+        let (openings, ordinal, next) = (Openings::default(), 0, Instant::now());
+        let reason = "it was busy".to_owned();
+        openings.book().insert(ordinal, Failure { reason, next: None });
+        let again = Again {
+            openings: openings.clone(),
+            ordinal,
+            next,
+        };
+        let thread = std::thread::spawn(move || {
+            let _again = again;
+            panic!("as the test wants");
+        });
+        assert!(thread.join().is_err());
+        assert_eq!(openings.book()[&ordinal].next, Some(next));
     }
 }

@@ -1,7 +1,7 @@
 //! The initiator's end of the data streams: one pool of them for all transfers from the peer, and the threads that use it.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
@@ -13,7 +13,7 @@ use super::pages::Stagings;
 use super::pool::{Next, Place, Pool, Usable, Waiter};
 use super::socket::{MAX_STREAMS, Socket};
 use super::stream::Stream;
-use crate::mover::Movers;
+use crate::mover::{Movers, contained};
 use crate::remote::RemoteRegion;
 use crate::transport::{Link, Work};
 
@@ -91,6 +91,17 @@ impl Stop for Unwanted<'_> {
     }
 }
 
+/// Somebody looks after those that wait. Where that ends before its time, the next one does.
+struct Ushering<'a>(&'a TcpLink);
+
+impl Drop for Ushering<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.pool.lock().unwrap_or_else(PoisonError::into_inner).ushered = false;
+        }
+    }
+}
+
 impl TcpLink {
     pub(crate) fn new(
         peer: PeerKey,
@@ -139,6 +150,7 @@ impl TcpLink {
 
     /// Lets go of those that wait and have ended, and has streams opened again after a pause, until nobody waits.
     fn look_after(self: &Arc<Self>) {
+        let _ushering = Ushering(self);
         loop {
             let (gone, over, hands) = {
                 let mut pool = self.pool();
@@ -201,7 +213,8 @@ impl TcpLink {
     fn open(self: &Arc<Self>, before: u64) -> Option<Opened> {
         // Without, whoever waits is not let go before the peer has answered or its time is over.
         let _ = self.usher();
-        match self.dial.open(&Unwanted(self)) {
+        // A hand that panics goes on: others wait for it, and it counts among few.
+        match contained(|| self.dial.open(&Unwanted(self))).flatten() {
             Ok(socket) => {
                 self.pool().dialed();
                 Some(Opened { socket, proven: false })
@@ -228,7 +241,7 @@ impl TcpLink {
         let work = Arc::clone(&place.waiter.work);
         let again = std::mem::take(&mut place.waiter.again);
         let mut stream = Stream::new(&opened.socket, &self.stagings, self.peer, &work, again);
-        let outcome = stream.run();
+        let outcome = contained(|| stream.run()).flatten();
         opened.proven |= stream.is_answered();
         let Err(error) = outcome else {
             *held = Some(opened);

@@ -22,7 +22,7 @@ mod socket;
 mod trial;
 mod verdict;
 
-use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
@@ -34,6 +34,7 @@ use pdkv_device::Memory;
 
 use super::{Link, Work};
 use crate::dial::StreamDial;
+use crate::mover::contained;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
 pub(crate) use control::{Control, Lanes, refuse_lanes};
@@ -116,7 +117,7 @@ impl UcxLink {
         let (link, shared) = (Arc::clone(self), Arc::clone(shared));
         let movers = Arc::clone(&shared.movers);
         let task = move || {
-            link.remember(link.make(&shared).map(drop));
+            link.remember(contained(|| link.make(&shared).map(drop)).flatten());
             // Who is asked for the first time is told that it is being tried, which helps nobody who insists.
             let _ = link.carries(&shared.registry.memories(), &regions, true);
             // Whoever waited may have gone on without.
@@ -142,7 +143,8 @@ impl UcxLink {
 
     /// Makes a lane, unless one has come up meanwhile.
     fn make(&self, shared: &Arc<Shared>) -> Result<Arc<Control>> {
-        let _making = self.making.lock().expect("no holder panics");
+        // Nothing is behind it that a panic could leave halfway.
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         {
             let state = self.state();
             if state.lost {
