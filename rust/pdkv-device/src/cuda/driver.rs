@@ -20,6 +20,9 @@ const LIBRARY_SETTING: &str = "PDKV_CUDA_LIBRARY";
 /// The oldest driver that loads what an NVRTC of CUDA 12 makes.
 const OLDEST: (u32, u32) = (12, 0);
 
+/// The one that was opened by its name last, and where that led.
+static LAST: Mutex<Option<(PathBuf, Driver)>> = Mutex::new(None);
+
 /// A started driver. Cloning is cheap; the code stays loaded for the life of the process.
 #[derive(Clone)]
 pub struct Driver(Arc<Loaded>);
@@ -45,13 +48,11 @@ impl Driver {
     /// `Unsupported` when there is none, it is older than 12.0, does not start, shows no device, or was started before this process was
     /// forked.
     pub fn open() -> Result<Self> {
-        // By each transfer, so that no library is looked into again.
-        static LAST: Mutex<Option<(PathBuf, Driver)>> = Mutex::new(None);
         let path = library();
-        let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, known)) = last().as_ref().filter(|(of, _)| *of == path) {
+        // By each transfer, so that no library is looked into again.
+        if let Some(known) = Self::last(&path) {
             known.usable()?;
-            return Ok(known.clone());
+            return Ok(known);
         }
         let opened = Self::open_at(&path).map_err(|error| match std::env::var_os(LIBRARY_SETTING) {
             Some(name) if error.hint().is_none() && !name.is_empty() => {
@@ -59,8 +60,20 @@ impl Driver {
             }
             _ => error,
         })?;
-        *last() = Some((path, opened.clone()));
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((path, opened.clone()));
         Ok(opened)
+    }
+
+    /// The same if [`open`](Self::open) has started it; `None` if not. Loads nothing and waits for nobody.
+    pub fn started() -> Option<Self> {
+        Self::last(&library())
+    }
+
+    fn last(path: &Path) -> Option<Self> {
+        let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref()
+            .filter(|(of, _)| of == path)
+            .map(|(_, known)| known.clone())
     }
 
     /// The driver at a path.

@@ -150,9 +150,22 @@ impl Gpu {
     /// # Errors
     /// `Unsupported` as [`Driver::open`], `Device` when the driver fails.
     pub fn number_of(uuid: [u8; 16]) -> Result<Option<u32>> {
+        Self::number_on(&Driver::open()?, uuid)
+    }
+
+    /// The same without starting a driver, which may take seconds: `None` where this process has started none.
+    ///
+    /// # Errors
+    /// As [`Gpu::number_of`].
+    pub fn number_if_started(uuid: [u8; 16]) -> Result<Option<Option<u32>>> {
+        Driver::started()
+            .map(|driver| Self::number_on(&driver, uuid))
+            .transpose()
+    }
+
+    fn number_on(driver: &Driver, uuid: [u8; 16]) -> Result<Option<u32>> {
         /// Of each driver the names of its GPUs, by their numbers.
         static NAMES: Mutex<Vec<(usize, Vec<[u8; 16]>)>> = Mutex::new(Vec::new());
-        let driver = Driver::open()?;
         driver.usable()?;
         let find = |all: &[[u8; 16]]| Ok(all.iter().position(|name| *name == uuid).map(|at| at as u32));
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -255,10 +255,12 @@ fn stranger() {
     let plain = [0_u8; 64];
     let plain = plain.as_ptr().expose_provenance() as u64;
     assert!(Gpu::holding(plain).unwrap().is_none(), "no driver is loaded for a look");
+    assert!(Gpu::number_if_started([0; 16]).unwrap().is_none(), "nor is one started");
     let gpu = Gpu::open(1).unwrap();
     assert_eq!(Gpu::count().unwrap(), 2);
     assert_eq!(Gpu::number_of(gpu.uuid()).unwrap(), Some(1));
     assert_eq!(Gpu::number_of([0; 16]).unwrap(), None);
+    assert_eq!(Gpu::number_if_started(gpu.uuid()).unwrap(), Some(Some(1)));
     assert!(Gpu::opened(1).unwrap().is_some() && Gpu::opened(9).unwrap().is_none());
     let path = std::env::var("PDKV_CUDA_LIBRARY").unwrap();
     let memory = DeviceRegion::allocate(&gpu, 100).unwrap();

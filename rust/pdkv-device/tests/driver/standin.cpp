@@ -28,6 +28,10 @@ API cuInit(unsigned flags) {
     std::unique_lock<std::mutex> guard(lock);
     if (process && process != getpid()) return 3;
     if (flags) return 1;
+    ++alive["calls cuInit"];
+    char thread[16] = "";
+    pthread_getname_np(pthread_self(), thread, sizeof thread);
+    ++alive[std::string("calls cuInit by ") + thread];
     if (const int status = failing("cuInit")) return status;
     if (settings.init) return settings.init;
     if (settings.visible.empty()) return 100;  // CUDA_ERROR_NO_DEVICE

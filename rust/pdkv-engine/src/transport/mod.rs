@@ -16,7 +16,7 @@ pub(crate) mod work;
 
 use std::sync::Arc;
 
-use pdkv_core::capability::{Capability, Offer, Require, Wish, choose};
+use pdkv_core::capability::{Capability, Choice, Offer, Require, Wish, choose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
@@ -40,6 +40,14 @@ pub(crate) trait Link: Send + Sync {
 
     /// Whether it moves bytes between all of our memory and all of these regions; the reason when not.
     fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String>;
+
+    /// Why it can't be told yet whether it does, where that takes a while to find out: then ways that are known to are taken, where there are any.
+    fn doubt(&self, _local: &[Memory], _remote: &[Arc<RemoteRegion>]) -> Option<String> {
+        None
+    }
+
+    /// Has that found out for those who come later. Waits for nobody.
+    fn resolve(&self) {}
 
     /// Starts moving. The work reports its own end exactly once, whatever happens.
     fn start(self: Arc<Self>, work: Arc<Work>);
@@ -143,7 +151,10 @@ pub(crate) fn pick(
             usable: Err("not among this engine's `transports`".into()),
         });
     }
-    let choice = choose(&offers, need.wish, need.bytes, need.runs)?;
+    let choice = match surely(ways, &offers, local, remote, need) {
+        Some(choice) => choice,
+        None => choose(&offers, need.wish, need.bytes, need.runs)?,
+    };
     let kind = choice.capability.transport;
     let link = ways
         .iter()
@@ -159,4 +170,39 @@ pub(crate) fn pick(
             reasons: choice.reasons,
         }),
     ))
+}
+
+/// The choice among the ways that are known to reach, where others are in doubt, and that is found out meanwhile. `None` where there is no doubt, or no
+/// other way.
+fn surely(
+    ways: &[Way],
+    offers: &[Offer],
+    local: &[Memory],
+    remote: &[Arc<RemoteRegion>],
+    need: Need,
+) -> Option<Choice> {
+    // What insists on one way has no other.
+    if need.wish.require.is_some() {
+        return None;
+    }
+    let mut doubts = Vec::new();
+    for (at, way) in ways.iter().enumerate() {
+        if let (Ok(_), Ok(link)) = (&offers[at].usable, &way.link)
+            && let Some(reason) = link.doubt(local, remote)
+        {
+            doubts.push((at, link, reason));
+        }
+    }
+    if doubts.is_empty() {
+        return None;
+    }
+    let mut known = offers.to_vec();
+    for (at, _, reason) in &doubts {
+        known[*at].usable = Err(reason.clone());
+    }
+    let choice = choose(&known, need.wish, need.bytes, need.runs).ok()?;
+    for (_, link, _) in doubts {
+        link.resolve();
+    }
+    Some(choice)
 }

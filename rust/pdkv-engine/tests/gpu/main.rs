@@ -25,7 +25,7 @@ use common::{LAYERS, LEASE, Memory, Pair, WAIT, Way, table};
 use pdkv_engine::{PullOptions, Transfer, TransferState};
 
 /// Waits for something that nobody announces.
-fn eventually(what: &str, holds: impl Fn() -> bool) {
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < WAIT.unwrap(), "{what}");

@@ -342,7 +342,7 @@ fn a_gpu_on_which_only_a_peer_has_memory_is_opened_beside_the_call() {
     engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
     let exports = ["export 5", "export 6", "export 7"].map(|asked| reference(&child.ask(asked)));
     let pull = |number: usize| ours.pull(&exports[number], table(&[number as u32]), &PullOptions::default());
-    assert_eq!(count("calls cuDevicePrimaryCtxRetain"), 0);
+    assert_eq!(count("calls cuInit"), 0);
     fail(c"cuDevicePrimaryCtxRetain", 1, 2);
     // The call knows nothing of it: it has opened nothing.
     let transfer = pull(0).unwrap();
@@ -365,4 +365,98 @@ fn a_gpu_on_which_only_a_peer_has_memory_is_opened_beside_the_call() {
     pull(2).unwrap().wait(WAIT).unwrap();
     assert_eq!(names(), before);
     holds(&ours, 1, &[(1, 6), (2, 7)]);
+}
+
+#[test]
+fn a_driver_is_started_by_nobody_who_calls_and_only_for_transfers() {
+    if !is_here("processes::a_driver_is_started_by_nobody_who_calls_and_only_for_transfers") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc"), ("PDKV_TEST_STAGES", "1")]);
+    let engine = engine("parent", &[TransportKind::Cuda, TransportKind::Tcp]);
+    let ours = cache(&engine, Memory::Private);
+    let peer = engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    assert!(peer.links().iter().all(|link| link.usable), "{:?}", peer.links());
+    let mut pull = |require: Option<TransportKind>| {
+        let export = reference(&child.ask("export 5"));
+        let options = PullOptions {
+            require: require.map(Into::into),
+            ..PullOptions::default()
+        };
+        let transfer = ours.pull(&export, table(&[1]), &options).unwrap();
+        transfer.wait(WAIT).unwrap();
+        transfer.path().clone()
+    };
+    assert_eq!(pull(Some(TransportKind::Tcp)).transport, TransportKind::Tcp);
+    assert_eq!(count("calls cuInit"), 0, "nobody wants it");
+    // There is another way while it is started.
+    let first = pull(None);
+    assert_eq!(first.transport, TransportKind::Tcp);
+    assert!(
+        first.reasons.iter().any(|reason| reason.contains("is being found out")),
+        "{first:?}"
+    );
+    eventually("it is started", || count("calls cuInit by pdkv-parent") == 1);
+    eventually("the GPU copies", || {
+        let path = pull(None);
+        path.transport == TransportKind::Cuda
+    });
+    assert_eq!(count("calls cuInit"), 1);
+    holds(&ours, 1, &[(1, 5)]);
+}
+
+#[test]
+fn a_way_that_is_required_waits_for_the_driver_beside_the_call() {
+    if !is_here("processes::a_way_that_is_required_waits_for_the_driver_beside_the_call") {
+        return;
+    }
+    let mut child = Child::start(CHILD, &[("PDKV_TEST_MEMORY", "malloc"), ("PDKV_TEST_STAGES", "1")]);
+    let engine = engine("parent", &[TransportKind::Cuda, TransportKind::Tcp]);
+    let ours = cache(&engine, Memory::Private);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let options = PullOptions {
+        require: Some(TransportKind::Cuda.into()),
+        ..PullOptions::default()
+    };
+    let export = reference(&child.ask("export 5"));
+    let transfer = ours.pull(&export, table(&[1]), &options).unwrap();
+    transfer.wait(WAIT).unwrap();
+    assert_eq!(transfer.path().transport, TransportKind::Cuda);
+    assert_eq!((count("calls cuInit"), count("calls cuInit by pdkv-parent")), (1, 1));
+    holds(&ours, 1, &[(1, 5)]);
+}
+
+#[test]
+fn a_process_whose_driver_does_not_start_loses_no_transfer_by_it() {
+    let settings = [("PDKV_STANDIN_INIT", "100")];
+    if !is_here_with(
+        "processes::a_process_whose_driver_does_not_start_loses_no_transfer_by_it",
+        &settings,
+    ) {
+        return;
+    }
+    let settings = [
+        ("PDKV_TEST_MEMORY", "malloc"),
+        ("PDKV_TEST_STAGES", "1"),
+        ("PDKV_STANDIN_INIT", "0"),
+    ];
+    let mut child = Child::start(CHILD, &settings);
+    let engine = engine("parent", &[TransportKind::Cuda, TransportKind::Tcp]);
+    let ours = cache(&engine, Memory::Private);
+    engine.connect(&child.ask("address"), Duration::from_secs(30)).unwrap();
+    let mut pull = || {
+        let export = reference(&child.ask("export 5"));
+        let transfer = ours.pull(&export, table(&[1]), &PullOptions::default()).unwrap();
+        transfer.wait(WAIT).unwrap();
+        assert_eq!(transfer.path().transport, TransportKind::Tcp);
+        transfer.path().reasons.join("; ")
+    };
+    pull();
+    let mut said = String::new();
+    eventually("it is known", || {
+        said = pull();
+        !said.contains("is being found out")
+    });
+    assert!(said.contains("the CUDA driver finds no device"), "{said}");
+    assert_eq!(count("calls cuInit"), count("calls cuInit by pdkv-parent"));
 }

@@ -22,6 +22,7 @@ use crate::shared::Shared;
 use crate::view::{ClaimedViews, lasts};
 pub(crate) use book::Gpus;
 use desk::{Desk, Order};
+use opening::Thing;
 
 /// What a GPU reaches of our memory and of the peer's, each by the program's numbers.
 pub(crate) type Reached = [Arc<Vec<Reach>>; 2];
@@ -66,10 +67,6 @@ impl GpuLink {
         let lent: Vec<_> = regions.iter().filter(|region| region.device().is_some()).collect();
         if lent.is_empty() {
             return;
-        }
-        for device in lent.iter().filter_map(|region| region.device()) {
-            // So that no transfer waits for a driver that is started. What fails, whoever needs it is told.
-            let _ = Gpu::number_of(device.uuid);
         }
         for desk in shared.gpus.desks() {
             // Who needs it tries again.
@@ -199,6 +196,8 @@ enum Copier {
     Open(Gpu),
     /// One that nobody in this process has opened yet.
     Closed(u32),
+    /// The one of this name, if this process may see it: nobody here has started the driver, which alone knows.
+    Unknown([u8; 16]),
 }
 
 /// The GPU of our memory, else the one of the peer's. Waits for nobody.
@@ -215,11 +214,16 @@ fn copier(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Copier, Stri
         return Err(neither());
     };
     let told = |error: Error| error.message().to_owned();
-    let ordinal = Gpu::number_of(device.uuid)
-        .map_err(told)?
-        .ok_or("the peer's GPU is none that this process may see")?;
+    let Some(found) = Gpu::number_if_started(device.uuid).map_err(told)? else {
+        return Ok(Copier::Unknown(device.uuid));
+    };
+    let ordinal = found.ok_or_else(unseen)?;
     let opened = Gpu::opened(ordinal).map_err(told)?;
     Ok(opened.map_or(Copier::Closed(ordinal), Copier::Open))
+}
+
+fn unseen() -> String {
+    "the peer's GPU is none that this process may see".to_owned()
 }
 
 /// The desk of a GPU on which something can be launched, as far as is known.
@@ -238,6 +242,10 @@ fn desk_for(work: &Work) -> Result<Arc<Desk>> {
     let gpu = match copier(&work.local, &work.remote).map_err(refuse)? {
         Copier::Open(gpu) => gpu,
         Copier::Closed(ordinal) => gpus.openings.open(ordinal)?,
+        Copier::Unknown(uuid) => {
+            let found = gpus.openings.number_of(uuid)?;
+            gpus.openings.open(found.ok_or_else(unseen).map_err(refuse)?)?
+        }
     };
     usable(gpus, &gpu).map_err(refuse)
 }
@@ -276,9 +284,24 @@ impl Link for GpuLink {
                 remote.iter().try_for_each(|region| region.may_view(&gpu))
             }
             Copier::Closed(ordinal) => {
-                shared.gpus.openings.may_open(ordinal, &shared.movers)?;
+                shared.gpus.openings.may_open(Thing::Gpu(ordinal), &shared.movers)?;
                 remote.iter().try_for_each(|region| region.may_be_seen())
             }
+            Copier::Unknown(_) => {
+                shared.gpus.openings.may_open(Thing::Driver, &shared.movers)?;
+                remote.iter().try_for_each(|region| region.may_be_seen())
+            }
+        }
+    }
+
+    fn doubt(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Option<String> {
+        let unknown = matches!(copier(local, remote), Ok(Copier::Unknown(_)));
+        unknown.then(|| "whether this process may see the peer's GPU is being found out".to_owned())
+    }
+
+    fn resolve(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.gpus.openings.start_beside(&shared.movers);
         }
     }
 

@@ -1,12 +1,12 @@
-//! GPUs that this process has no memory on: it opens them for the sake of peers' memory, which takes seconds and some hundred megabytes there. So
-//! that is for whoever runs the first transfer. One that could not be opened is left alone for some seconds and then tried beside the transfers, which
-//! go other ways meanwhile.
+//! GPUs that this process has no memory on: it opens them for the sake of peers' memory, which takes seconds and some hundred megabytes there; and the
+//! driver itself, which a process may not have started. So that is for whoever runs the first transfer, on a thread where nobody is kept waiting. What
+//! failed is left alone for some seconds and then tried beside the transfers, which go other ways meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pdkv_core::Result;
+use pdkv_core::{Error, Result};
 use pdkv_device::cuda::Gpu;
 
 use crate::mover::Movers;
@@ -14,9 +14,27 @@ use crate::mover::Movers;
 /// How long a failure is believed.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Those that could not be opened, by their numbers.
+/// A name that no GPU has, to have the names asked for.
+const NOBODY: [u8; 16] = [0; 16];
+
+/// What is to be opened.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Thing {
+    Driver,
+    /// By its number.
+    Gpu(u32),
+}
+
+/// What could not be opened.
 #[derive(Clone, Default)]
-pub(super) struct Openings(Arc<Mutex<BTreeMap<u32, Failure>>>);
+pub(super) struct Openings(Arc<Mutex<Book>>);
+
+#[derive(Default)]
+struct Book {
+    failures: BTreeMap<Thing, Failure>,
+    /// Somebody starts the driver so that others know.
+    starting: bool,
+}
 
 struct Failure {
     reason: String,
@@ -25,7 +43,7 @@ struct Failure {
 }
 
 impl Openings {
-    fn book(&self) -> MutexGuard<'_, BTreeMap<u32, Failure>> {
+    fn book(&self) -> MutexGuard<'_, Book> {
         self.0.lock().expect("no holder panics")
     }
 
@@ -35,24 +53,48 @@ impl Openings {
     /// As [`Gpu::open`].
     pub(super) fn open(&self, ordinal: u32) -> Result<Gpu> {
         let opened = Gpu::open(ordinal);
-        let mut book = self.book();
-        match &opened {
-            Ok(_) => drop(book.remove(&ordinal)),
-            Err(error) => {
-                let reason = format!("GPU `{ordinal}` can't be used: {}", error.message());
-                let next = Some(Instant::now() + AGAIN);
-                book.insert(ordinal, Failure { reason, next });
-            }
-        }
+        let say = |error: &Error| format!("GPU `{ordinal}` can't be used: {}", error.message());
+        self.note(Thing::Gpu(ordinal), opened.as_ref().err().map(say));
         opened
     }
 
-    /// Whether a transfer may count on it. Waits for nobody; when it is time, it has the GPU opened.
+    /// Which GPU of this process has that name, if any. Takes its time where the driver is not started.
+    ///
+    /// # Errors
+    /// As [`Gpu::number_of`].
+    pub(super) fn number_of(&self, uuid: [u8; 16]) -> Result<Option<u32>> {
+        let found = Gpu::number_of(uuid);
+        self.note(
+            Thing::Driver,
+            found.as_ref().err().map(|error| error.message().to_owned()),
+        );
+        found
+    }
+
+    fn note(&self, thing: Thing, failure: Option<String>) {
+        let mut book = self.book();
+        match failure {
+            None => drop(book.failures.remove(&thing)),
+            Some(reason) => {
+                let next = Some(Instant::now() + AGAIN);
+                book.failures.insert(thing, Failure { reason, next });
+            }
+        }
+    }
+
+    fn try_again(&self, thing: Thing) {
+        match thing {
+            Thing::Driver => drop(self.number_of(NOBODY)),
+            Thing::Gpu(ordinal) => drop(self.open(ordinal)),
+        }
+    }
+
+    /// Whether a transfer may count on it. Waits for nobody; when it is time, it has the thing opened.
     ///
     /// # Errors
     /// Why it could not be opened.
-    pub(super) fn may_open(&self, ordinal: u32, movers: &Movers) -> Result<(), String> {
-        let (reason, due) = match self.book().get_mut(&ordinal) {
+    pub(super) fn may_open(&self, thing: Thing, movers: &Movers) -> Result<(), String> {
+        let (reason, due) = match self.book().failures.get_mut(&thing) {
             None => return Ok(()),
             Some(failure) => {
                 let due = failure.next.take_if(|next| *next <= Instant::now());
@@ -60,36 +102,52 @@ impl Openings {
             }
         };
         if let Some(next) = due {
-            let again = Again {
-                openings: self.clone(),
-                ordinal,
-                next,
-            };
+            let openings = self.clone();
+            let again = Again { openings, thing, next };
             // Without a thread for it, it is somebody else's again.
             let _ = movers.task(move || again.run());
         }
         Err(reason)
+    }
+
+    /// Has the driver started beside the transfers, once. Waits for nobody.
+    pub(super) fn start_beside(&self, movers: &Movers) {
+        if std::mem::replace(&mut self.book().starting, true) {
+            return;
+        }
+        let starting = Starting(self.clone());
+        // Without a thread now there may be one for the next transfer.
+        let _ = movers.task(move || starting.0.try_again(Thing::Driver));
     }
 }
 
 /// That somebody tries again. Whoever went without an outcome leaves it to the next one.
 struct Again {
     openings: Openings,
-    ordinal: u32,
+    thing: Thing,
     next: Instant,
 }
 
 impl Again {
     fn run(self) {
-        drop(self.openings.open(self.ordinal));
+        self.openings.try_again(self.thing);
     }
 }
 
 impl Drop for Again {
     fn drop(&mut self) {
-        if let Some(failure) = self.openings.book().get_mut(&self.ordinal) {
+        if let Some(failure) = self.openings.book().failures.get_mut(&self.thing) {
             failure.next.get_or_insert(self.next);
         }
+    }
+}
+
+/// That somebody starts the driver.
+struct Starting(Openings);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.0.book().starting = false;
     }
 }
 
@@ -99,12 +157,12 @@ mod tests {
 
     #[test]
     fn whoever_panics_while_it_tries_again_leaves_it_to_the_next_one() {
-        let (openings, ordinal, next) = (Openings::default(), 0, Instant::now());
+        let (openings, thing, next) = (Openings::default(), Thing::Gpu(0), Instant::now());
         let reason = "it was busy".to_owned();
-        openings.book().insert(ordinal, Failure { reason, next: None });
+        openings.book().failures.insert(thing, Failure { reason, next: None });
         let again = Again {
             openings: openings.clone(),
-            ordinal,
+            thing,
             next,
         };
         let thread = std::thread::spawn(move || {
@@ -112,6 +170,6 @@ mod tests {
             panic!("as the test wants");
         });
         assert!(thread.join().is_err());
-        assert_eq!(openings.book()[&ordinal].next, Some(next));
+        assert_eq!(openings.book().failures[&thing].next, Some(next));
     }
 }
