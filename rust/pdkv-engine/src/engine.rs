@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mio::net::TcpListener;
 use mio::{Poll, Waker};
@@ -21,6 +21,7 @@ use pdkv_device::cuda::Witnesses;
 
 use crate::cache::KvCache;
 use crate::clock::Clock;
+use crate::closing::{CLOSE_WAIT, close};
 use crate::completion::Completions;
 use crate::config::EngineConfig;
 use crate::connect::{fresh_incarnation, no_random};
@@ -32,9 +33,6 @@ use crate::registry::{LocalCache, LocalRegion, Offered};
 use crate::shared::{Parts, Shared};
 use crate::stats::EngineStats;
 
-/// How long close() waits for peers that write into our memory and for our movers, and after them for the progress
-/// thread to let go of the port. Those that are well need milliseconds; a machine that is very busy gives them late.
-const CLOSE_WAIT: Duration = Duration::from_secs(5);
 /// Longest name of an engine.
 const MAX_NAME: usize = 200;
 
@@ -50,19 +48,10 @@ pub(crate) fn inproc_engine(incarnation: Incarnation) -> Option<Weak<Shared>> {
         .cloned()
 }
 
-/// Ends every lane of this process and waits for their threads to leave UCX. The process is about to exit.
-pub(crate) fn end_lanes() {
-    crate::transport::ucx::refuse_lanes();
-    let engines: Vec<_> = {
-        let list = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter_map(Weak::upgrade).collect()
-    };
-    for engine in &engines {
-        engine.lanes.end_all();
-    }
-    wait_until(CLOSE_WAIT, || engines.iter().all(|engine| engine.lanes.none()));
-    // Nobody is to be the last owner here: dropping an engine while the process exits is not worth a risk.
-    std::mem::forget(engines);
+/// Those that are not dropped yet.
+pub(crate) fn engines() -> Vec<Arc<Shared>> {
+    let list = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner);
+    list.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// One transfer engine. Cloning gives another handle on the same one; it closes when the last
@@ -340,59 +329,12 @@ impl Engine {
 
     /// Ends everything: exports are released, peers are told, threads end. Waits, for five seconds at
     /// most, until peers have stopped writing into offered blocks and transfers are quiesced; dropping the
-    /// last handle does not. Doing it twice is no error, and in a forked child it does nothing.
+    /// last handle does not. In a forked child it does nothing. Doing it twice is no error: who closes while another does waits for
+    /// that one's end and gets its answer, except on the thread that closes already, or on one of pdkv's, where finalizers may do it.
     ///
     /// Gives whether that is so. Peers with raw access, or those that read an export, are not known. A forked child doesn't know.
     pub fn close(&self) -> bool {
         self.owner.close(CLOSE_WAIT)
-    }
-}
-
-fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
-    if shared.closed.swap(true, Ordering::AcqRel) {
-        return is_quiet(shared);
-    }
-    let deadline = Instant::now() + patience;
-    let left = || deadline.saturating_duration_since(Instant::now());
-    shared.drive(|state, now| state.node.release_all(now));
-    // Writers of offers are told to stop, and say when they have.
-    wait_until(left(), || shared.lock().node.writers() == 0);
-    let peers: Vec<_> = shared.lock().peers.keys().copied().collect();
-    let error = Error::new(
-        ErrorKind::Closed,
-        "close",
-        format!("engine `{}` was closed", shared.name),
-    );
-    shared.pipes.part(&error.clone().with("closed_by", "here"));
-    for peer in peers {
-        shared.hang_up(peer, &error);
-    }
-    shared.pipes.close();
-    shared.movers.close();
-    wait_until(left(), || is_quiet(shared));
-    let quiet = is_quiet(shared);
-    shared.ucx.close();
-    shared.gpus.close();
-    // Whoever lent us memory gets it back now, not when the last handle goes.
-    shared.registry.clear();
-    shared.halted.store(true, Ordering::Release);
-    // The progress thread looks at the flag when it wakes.
-    let _ = shared.waker.wake();
-    shared.stopped.wait(patience);
-    quiet
-}
-
-/// Whether neither this engine nor a peer that was let write into an offer touches the memory any more.
-fn is_quiet(shared: &Shared) -> bool {
-    let runs_none = shared.runs_none() && shared.lanes.none() && shared.pipes.none_runs() && shared.pipes.none_shut();
-    runs_none && shared.lock().node.writers() == 0
-}
-
-/// Looks every millisecond; what is waited for nearly always holds at once.
-fn wait_until(patience: Duration, holds: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !holds() && started.elapsed() < patience {
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -9,6 +9,7 @@ mod actions;
 mod cache;
 mod channel;
 mod clock;
+mod closing;
 mod completion;
 mod config;
 mod connect;

@@ -3,6 +3,7 @@
 //! on a peer (tcp, mapping a peer's pool) runs on threads of its own, made on demand, so that a
 //! stalled peer stalls nobody else.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
@@ -194,6 +195,15 @@ pub(crate) fn contained<T>(run: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|_| Error::new(ErrorKind::Internal, "move", "a thread panicked"))
 }
 
+thread_local! {
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is a thread of pdkv's, for which somebody may wait.
+pub(crate) fn is_ours() -> bool {
+    OURS.get()
+}
+
 /// Starts a thread with a name that fits the kernel's 15 bytes.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     spawn_sized(name, 512 << 10, body)
@@ -205,7 +215,10 @@ pub(crate) fn spawn_sized(name: &str, stack: usize, body: impl FnOnce() + Send +
     std::thread::Builder::new()
         .name(name)
         .stack_size(stack)
-        .spawn(body)
+        .spawn(move || {
+            OURS.set(true);
+            body();
+        })
         .map(drop)
         .map_err(|error| {
             Error::new(ErrorKind::Capacity, "spawn", "the system gives no more threads")

@@ -20,6 +20,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use crate::actions::Later;
 use crate::channel::Channel;
 use crate::clock::{Clock, Flag, nanos};
+use crate::closing::Ending;
 use crate::completion::Watchers;
 use crate::config::EngineConfig;
 use crate::ended::EndedExports;
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) arrivals: Mutex<Vec<Arc<Reader>>>,
     /// Calls are refused.
     pub(crate) closed: AtomicBool,
+    /// How far that has come.
+    pub(crate) ending: Ending,
     /// Threads end: set after `closed`, once the peers are told.
     pub(crate) halted: AtomicBool,
     /// The progress thread has let go of its listeners.
@@ -159,6 +162,7 @@ impl Shared {
             waker: parts.waker,
             arrivals: Mutex::default(),
             closed: AtomicBool::new(false),
+            ending: Ending::default(),
             halted: AtomicBool::new(false),
             stopped: Flag::default(),
             state: Mutex::new(State {

@@ -3,7 +3,7 @@
 mod common;
 
 use std::net::TcpListener;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use common::fake::{Wire, hello, hello_from_here};
@@ -13,6 +13,7 @@ use pdkv_core::id::{SessionToken, TransferId};
 use pdkv_core::reference::Reference;
 use pdkv_core::session;
 use pdkv_core::wire::{Abandon, Claim, Message};
+use pdkv_device::HostRegion;
 use pdkv_engine::{Engine, EngineConfig, KvCache, PullOptions, TransportKind};
 
 /// Claims an offer as a one-sided writer would.
@@ -101,6 +102,73 @@ fn close_waits_until_writers_have_stopped() {
     assert!(stop.recv().unwrap(), "the writer was not told to stop");
     assert!(offer.quiesced(), "closed while a writer was at work");
     drop(writer.join().unwrap());
+}
+
+#[test]
+fn who_closes_meanwhile_waits_for_the_end_and_gets_the_same_answer() {
+    let engine = engine("owner", common::OWN);
+    let target = cache(&engine, Memory::Private);
+    let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
+    let mut wire = Wire::connect(engine.address().unwrap());
+    wire.shake_hands();
+    claim(&mut wire, 1, offer.reference(), &target);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| engine.close());
+        assert!(
+            matches!(wire.receive(), Some(Message::Revoke(_))),
+            "the writer was not told to stop"
+        );
+        let second = scope.spawn(|| (engine.close(), offer.quiesced()));
+        // Long enough for one that doesn't wait.
+        std::thread::sleep(Duration::from_millis(50));
+        abandon(&mut wire, 1);
+        let answer = first.join().unwrap();
+        assert_eq!(
+            second.join().unwrap(),
+            (answer, true),
+            "it answered while a writer was at work"
+        );
+        assert!(answer);
+    });
+    assert!(engine.close());
+}
+
+/// Memory whose owner closes the engine once more, and deregisters it, when it gets it back.
+struct Lender {
+    engine: Engine,
+    region: mpsc::Receiver<pdkv_engine::Region>,
+    heard: mpsc::Sender<(bool, Option<ErrorKind>)>,
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let closed = self.engine.close();
+        let region = self.region.recv().unwrap();
+        let error = region.deregister().err();
+        self.heard.send((closed, error.map(|error| error.kind()))).unwrap();
+    }
+}
+
+#[test]
+fn a_lender_that_hears_of_the_close_may_close_too() {
+    let bytes = Box::leak(vec![0_u8; 4096].into_boxed_slice());
+    let engine = engine("owner", common::OWN);
+    let ((give, region), (heard, hears)) = (mpsc::channel(), mpsc::channel());
+    let lender = Lender {
+        engine: engine.clone(),
+        region,
+        heard,
+    };
+    let address = bytes.as_ptr().expose_provenance() as u64;
+    // SAFETY: leaked, so it stays.
+    let memory = unsafe { HostRegion::from_raw(address, 4096, Box::new(Mutex::new(lender))) };
+    drop(engine.register(memory.unwrap(), None, true).unwrap());
+    let other = engine
+        .register(common::memory(Memory::Private, 64), None, true)
+        .unwrap();
+    give.send(other).unwrap();
+    assert!(engine.close());
+    assert_eq!(hears.recv().unwrap(), (true, Some(ErrorKind::Region)));
 }
 
 #[test]

@@ -360,7 +360,8 @@ impl PyEngine {
     }
 
     /// Stops what is running and tells the peers. Waits, for a few seconds at most, until this engine's transfers and
-    /// the writers of its offers are out of the memory. Closing twice is fine.
+    /// the writers of its offers are out of the memory. Closing twice is fine: who closes while another thread does waits for the end
+    /// and gets the same answer.
     ///
     /// Returns:
     ///     Whether they are. If not, a warning is logged too, by `pdkv.engine`: let the memory be as long as the peers live. A

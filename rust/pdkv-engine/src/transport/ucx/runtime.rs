@@ -73,7 +73,7 @@ impl Runtime {
             Context::open(&library, &settings, features)
         };
         let context = context.get_or_init(open).clone()?;
-        pdkv_ucx::before_exit(crate::engine::end_lanes);
+        pdkv_ucx::before_exit(crate::closing::end_lanes);
         Ok(context)
     }
 
