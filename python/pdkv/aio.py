@@ -10,6 +10,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
+from pdkv.errors import ClosedError
+
 if TYPE_CHECKING:
     from pdkv._core import Engine, Transfer
 
@@ -76,7 +78,11 @@ class _Watcher:
                 del self._all[self._engine.incarnation]
 
     def _wake(self) -> None:
-        self._completions.take()
+        try:
+            self._completions.take()
+        except ClosedError:
+            # The engine is closed, and every transfer has ended: there is no more to wake for.
+            self._loop.remove_reader(self._completions)
         self._look()
 
     def _look(self) -> None:

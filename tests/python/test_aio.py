@@ -174,3 +174,42 @@ def test_a_forked_child_takes_nothing_from_its_parent(pair):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert select.select([completions], [], [], 60)[0] == [completions]
         assert completions.take() == [transfer.id]
+
+
+def test_who_waits_for_completions_hears_of_the_close(pair):
+    engines, caches, _ = pair
+    with engines.consumer.completions() as completions:
+        transfer = pull(caches, [1])
+        transfer.wait(60)
+        engines.consumer.close()
+        assert completions.take() == [transfer.id]
+        for _ in range(2):
+            assert select.select([completions], [], [], 0)[0] == [completions]
+            with pytest.raises(pdkv.ClosedError, match="the engine is closed"):
+                completions.take()
+    with pytest.raises(pdkv.ClosedError):
+        engines.consumer.completions()
+
+
+def test_a_close_ends_what_asyncio_waits_for(pair):
+    engines, caches, _ = pair
+    # The other end may be heard to hang up first.
+    ends = (pdkv.ClosedError, pdkv.PeerLostError)
+
+    async def main():
+        # Of blocks that are not exported yet: the producer keeps it waiting.
+        transfer = caches[1].pull(caches[0].issuer().issue(num_blocks=1, num_tokens=16), into=[1], timeout_s=600)
+        waiting = asyncio.create_task(aio.wait(transfer))
+        await asyncio.sleep(0)
+        (watcher,) = aio._Watcher._all[engines.consumer.incarnation].values()
+        engines.consumer.close()
+        # A loop may look more than once before the task runs.
+        watcher._wake()
+        watcher._wake()
+        with pytest.raises(ends):
+            await asyncio.wait_for(waiting, 60)
+        # Another await of it needs no watcher.
+        with pytest.raises(ends):
+            await transfer
+
+    asyncio.run(main())

@@ -89,6 +89,8 @@ pub(crate) fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
     for peer in peers {
         shared.hang_up(peer, &error);
     }
+    // With the peers all transfers have ended.
+    shared.completions.close();
     shared.pipes.close();
     shared.movers.close();
     wait_until(left(), || is_quiet(shared));

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pdkv_core::id::TransferId;
 use pdkv_core::{Error, ErrorKind, Result};
@@ -18,36 +18,70 @@ pub struct Completions(Arc<Queue>);
 
 struct Queue {
     fd: OwnedFd,
-    ended: Mutex<VecDeque<TransferId>>,
+    ended: Mutex<Ended>,
     /// A forked child shares the descriptor, but gets no ids.
     process: u32,
 }
 
+#[derive(Default)]
+struct Ended {
+    ids: VecDeque<TransferId>,
+    /// The engine is closed: there will be no more.
+    last: bool,
+}
+
 impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Ended> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn push(&self, transfer: TransferId) {
-        let mut ended = self.ended.lock().expect("no holder panics");
-        if ended.len() == MAX_ENDED {
-            ended.pop_front();
+        let mut ended = self.lock();
+        if ended.ids.len() == MAX_ENDED {
+            ended.ids.pop_front();
         }
-        ended.push_back(transfer);
-        if ended.len() == 1 {
-            // The counter can't overflow: it is written only when the queue was empty.
-            let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+        ended.ids.push_back(transfer);
+        if ended.ids.len() == 1 && !ended.last {
+            self.wake();
         }
+    }
+
+    fn close(&self) {
+        let mut ended = self.lock();
+        if !std::mem::replace(&mut ended.last, true) {
+            self.wake();
+        }
+    }
+
+    /// The descriptor is readable from now on. The counter can't overflow: it is written only when it was read or never before, and once more at the end.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
     }
 }
 
 impl Completions {
     /// The transfers that ended since the last call, oldest first (the last 65,536 of them); the descriptor is no longer readable
-    /// then. Empty in a forked child, which would take the news from its parent.
-    pub fn take(&self) -> Vec<TransferId> {
+    /// then, unless the engine is closed: that it tells for good. Empty in a forked child, which would take the news from its parent.
+    ///
+    /// # Errors
+    /// `Closed` when the engine is closed and all have been taken.
+    pub fn take(&self) -> Result<Vec<TransferId>> {
         if self.0.process != std::process::id() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::io::read(&self.0.fd, &mut [0_u8; 8]);
-        std::mem::take(&mut *ended).into()
+        let mut ended = self.0.lock();
+        if ended.last && ended.ids.is_empty() {
+            return Err(closed("the engine is closed, and no more transfers will end"));
+        }
+        if !ended.last {
+            let _ = rustix::io::read(&self.0.fd, &mut [0_u8; 8]);
+        }
+        Ok(std::mem::take(&mut ended.ids).into())
     }
+}
+
+fn closed(text: &str) -> Error {
+    Error::new(ErrorKind::Closed, "completions", text)
 }
 
 impl AsFd for Completions {
@@ -64,9 +98,19 @@ impl fmt::Debug for Completions {
 
 /// All who look at the transfers of one engine.
 #[derive(Default)]
-pub(crate) struct Watchers(Mutex<Vec<Weak<Queue>>>);
+pub(crate) struct Watchers(Mutex<Book>);
+
+#[derive(Default)]
+struct Book {
+    all: Vec<Weak<Queue>>,
+    closed: bool,
+}
 
 impl Watchers {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().expect("no holder panics")
+    }
+
     /// One more.
     pub(crate) fn add(&self) -> Result<Completions> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
@@ -78,18 +122,29 @@ impl Watchers {
             ended: Mutex::default(),
             process: std::process::id(),
         });
-        let mut all = self.0.lock().expect("no holder panics");
-        all.retain(|watcher| watcher.strong_count() > 0);
-        all.push(Arc::downgrade(&queue));
+        let mut book = self.book();
+        if book.closed {
+            return Err(closed("the engine is closed"));
+        }
+        book.all.retain(|watcher| watcher.strong_count() > 0);
+        book.all.push(Arc::downgrade(&queue));
         Ok(Completions(queue))
     }
 
     /// Tells everybody of an ended transfer.
     pub(crate) fn push(&self, transfer: TransferId) {
-        let all = self.0.lock().expect("no holder panics");
-        all.iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|queue| queue.push(transfer));
+        for queue in self.book().all.iter().filter_map(Weak::upgrade) {
+            queue.push(transfer);
+        }
+    }
+
+    /// Every transfer has ended, and no other will begin.
+    pub(crate) fn close(&self) {
+        let mut book = self.book();
+        book.closed = true;
+        for queue in book.all.iter().filter_map(Weak::upgrade) {
+            queue.close();
+        }
     }
 }
 
@@ -113,7 +168,7 @@ mod tests {
             watchers.push(TransferId(id));
         }
         assert!(readable(&completions));
-        let taken = completions.take();
+        let taken = completions.take().unwrap();
         assert_eq!((taken.len(), taken[0]), (MAX_ENDED, TransferId(5)));
         assert!(!readable(&completions));
         watchers.push(TransferId(7));
@@ -125,13 +180,31 @@ mod tests {
         let watchers = Watchers::default();
         let [one, other] = [watchers.add().unwrap(), watchers.add().unwrap()];
         watchers.push(TransferId(1));
-        assert_eq!(one.take(), [TransferId(1)]);
+        assert_eq!(one.take().unwrap(), [TransferId(1)]);
         assert!(readable(&other) && !readable(&one));
-        assert_eq!(other.take(), [TransferId(1)]);
+        assert_eq!(other.take().unwrap(), [TransferId(1)]);
         drop(one);
         watchers.push(TransferId(2));
-        assert_eq!(other.take(), [TransferId(2)]);
+        assert_eq!(other.take().unwrap(), [TransferId(2)]);
         let _third = watchers.add().unwrap();
-        assert_eq!(watchers.0.lock().unwrap().len(), 2, "whoever left is forgotten");
+        assert_eq!(watchers.book().all.len(), 2, "whoever left is forgotten");
+    }
+
+    #[test]
+    fn what_ended_before_the_close_is_handed_out_once_and_the_loop_wakes() {
+        let watchers = Watchers::default();
+        let [one, idle] = [watchers.add().unwrap(), watchers.add().unwrap()];
+        watchers.push(TransferId(1));
+        assert_eq!(idle.take().unwrap(), [TransferId(1)]);
+        assert!(!readable(&idle));
+        watchers.close();
+        assert!(readable(&idle) && readable(&one));
+        assert_eq!(one.take().unwrap(), [TransferId(1)]);
+        for completions in [&one, &idle] {
+            assert!(readable(completions), "a loop that looks once more hears of the end");
+            assert_eq!(completions.take().unwrap_err().kind(), ErrorKind::Closed);
+            assert!(readable(completions));
+        }
+        assert_eq!(watchers.add().unwrap_err().kind(), ErrorKind::Closed);
     }
 }

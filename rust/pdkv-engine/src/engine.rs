@@ -309,7 +309,7 @@ impl Engine {
     /// The transfers that end from now on, for an event loop: each caller has a descriptor and a queue of its own.
     ///
     /// # Errors
-    /// `Capacity` when the system gives no descriptor, `Unsupported` in a forked child.
+    /// `Closed`, `Capacity` when the system gives no descriptor, `Unsupported` in a forked child.
     pub fn completions(&self) -> Result<Completions> {
         let shared = self.shared();
         shared.check_process("completions")?;

@@ -12,8 +12,8 @@ use crate::enter;
 
 /// The transfers of an engine that end after this was made by `Engine.completions()`.
 ///
-/// Give it to a selector or an event loop, which wants `fileno()`: it is readable while there are ids to take. It is its caller's
-/// alone: others have their own. Close it, or leave its `with` block, after the selector has let go of it.
+/// Give it to a selector or an event loop, which wants `fileno()`: it is readable while there are ids to take, and for good once the engine is
+/// closed. It is its caller's alone: others have their own. Close it, or leave its `with` block, after the selector has let go of it.
 #[pyclass(name = "Completions", module = "pdkv", frozen, weakref)]
 pub(crate) struct PyCompletions(Mutex<Option<Completions>>);
 
@@ -22,10 +22,10 @@ impl PyCompletions {
         Self(Mutex::new(Some(completions)))
     }
 
-    fn with<T>(&self, py: Python<'_>, call: impl FnOnce(&Completions) -> T) -> PyResult<T> {
+    fn with<T>(&self, py: Python<'_>, call: impl FnOnce(&Completions) -> Result<T>) -> PyResult<T> {
         enter::attached(py, || -> Result<T> {
             match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-                Some(completions) => Ok(call(completions)),
+                Some(completions) => call(completions),
                 None => Err(Error::new(ErrorKind::Closed, "completions", "they are closed")),
             }
         })
@@ -39,17 +39,17 @@ impl PyCompletions {
     /// Raises:
     ///     ClosedError: It is closed.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.with(py, |completions| completions.as_fd().as_raw_fd())
+        self.with(py, |completions| Ok(completions.as_fd().as_raw_fd()))
     }
 
     /// Takes the ids of the transfers that ended since the last call, oldest first, the last 65,536 of them. Never blocks. There are
     /// none in a forked child.
     ///
     /// Raises:
-    ///     ClosedError: It is closed.
+    ///     ClosedError: It is closed, or the engine is and what ended before has been taken.
     fn take(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.with(py, |completions| {
-            completions.take().into_iter().map(|id| id.0).collect()
+            Ok(completions.take()?.into_iter().map(|id| id.0).collect())
         })
     }
 

@@ -348,6 +348,7 @@ impl PyEngine {
     ///
     /// Raises:
     ///     CapacityError: The process has no descriptor left.
+    ///     ClosedError: The engine is closed.
     fn completions(&self, py: Python<'_>) -> PyResult<PyCompletions> {
         enter::attached(py, || self.0.engine.completions()).map(PyCompletions::new)
     }
