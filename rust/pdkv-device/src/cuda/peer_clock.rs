@@ -29,10 +29,14 @@ impl PeerClock {
 
     /// From now on it is the peer's time.
     pub fn start(&self) {
+        self.start_at(Instant::now());
+    }
+
+    fn start_at(&self, now: Instant) {
         let mut running = self.running();
         self.over.store(false, Ordering::Relaxed);
         *running = Some(Running {
-            looked: Instant::now(),
+            looked: now,
             waited: Duration::ZERO,
         });
     }
@@ -42,12 +46,16 @@ impl PeerClock {
         *self.running() = None;
     }
 
-    /// Somebody waits, and looks now and then. Ends the peer's time after `patience`.
-    pub(super) fn look(&self, patience: Duration) {
+    /// Whoever waits looks now and then, and when he comes and goes. `wanted` says whether anybody else has waited since the last look, for that time
+    /// alone counts. Ends the peer's time after `patience`.
+    pub(super) fn look(&self, now: Instant, wanted: bool, patience: Duration) {
         if let Some(running) = self.running().as_mut() {
-            let now = Instant::now();
-            running.waited += now.saturating_duration_since(running.looked).min(STEP);
-            running.looked = now;
+            let since = now.saturating_duration_since(running.looked).min(STEP);
+            running.looked = running.looked.max(now);
+            if !wanted {
+                return;
+            }
+            running.waited += since;
             if running.waited >= patience {
                 self.over.store(true, Ordering::Relaxed);
             }
@@ -69,26 +77,45 @@ mod tests {
     #[test]
     fn only_looks_while_it_runs_count_and_each_counts_little() {
         let clock = PeerClock::default();
-        let none = Duration::ZERO;
-        clock.look(none);
+        let (none, mut now) = (Duration::ZERO, Instant::now());
+        clock.look(now, true, none);
         assert!(!clock.stopped(), "it does not run");
-        clock.start();
+        clock.start_at(now);
         clock.stop();
-        clock.look(none);
+        clock.look(now, true, none);
         assert!(!clock.stopped(), "it runs no more");
-        clock.start();
-        clock.look(Duration::from_secs(3600));
-        assert!(!clock.stopped());
+        clock.start_at(now);
         // However long nobody has looked.
-        clock.running().as_mut().unwrap().looked -= Duration::from_secs(100);
-        clock.look(STEP * 3);
+        now += Duration::from_secs(100);
+        clock.look(now, true, STEP * 3);
         assert!(!clock.stopped());
-        for _ in 0..3 {
-            clock.running().as_mut().unwrap().looked -= STEP;
-            clock.look(STEP * 3);
+        for _ in 0..2 {
+            assert!(!clock.stopped());
+            now += STEP;
+            clock.look(now, true, STEP * 3);
         }
         assert!(clock.stopped());
-        clock.start();
+        clock.start_at(now);
         assert!(!clock.stopped(), "another wait");
+    }
+
+    #[test]
+    fn time_in_which_nobody_waited_does_not_count() {
+        let (clock, start) = (PeerClock::default(), Instant::now());
+        let patience = Duration::from_millis(90);
+        clock.start_at(start);
+        // Somebody comes and goes at once, again and again.
+        for seconds in 1..1000 {
+            let now = start + Duration::from_secs(seconds);
+            clock.look(now, false, patience);
+            clock.look(now, true, patience);
+        }
+        assert!(!clock.stopped());
+        let now = start + Duration::from_secs(1000);
+        clock.look(now, false, patience);
+        clock.look(now + patience / 2, true, patience);
+        assert!(!clock.stopped());
+        clock.look(now + patience, true, patience);
+        assert!(clock.stopped());
     }
 }

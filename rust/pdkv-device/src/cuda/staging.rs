@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
@@ -120,6 +120,8 @@ impl Staging {
             place: None,
         };
         let mut shelf = self.shelf();
+        // Before anybody comes or goes, so that it is known for which time somebody has waited.
+        self.look(&shelf);
         let place = *waiting.place.insert(shelf.turns.join(holder));
         loop {
             if stop.stopped() {
@@ -130,12 +132,9 @@ impl Staging {
                 waiting.place = None;
                 break;
             }
-            // Who waits for stages of its own is nobody else.
-            for (_, clock) in shelf.clocks.values().filter(|(of, _)| *of != holder) {
-                clock.look(self.patience);
-            }
             let waited = self.freed.wait_timeout(shelf, SLICE);
             shelf = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.look(&shelf);
         }
         let clock = Arc::new(PeerClock::default());
         let number = shelf.next;
@@ -149,6 +148,15 @@ impl Staging {
         let mut stage = Stage::new(self, taken, idle);
         stage.furnish(|| Parts::new(&self.gpu, self.stage_bytes, self.paths))?;
         Ok(stage)
+    }
+
+    /// Has the clocks of all peers count the time since the last look, if others have waited for it.
+    fn look(&self, shelf: &Shelf) {
+        let now = Instant::now();
+        for (holder, clock) in shelf.clocks.values() {
+            // Who waits for stages of its own is nobody else.
+            clock.look(now, shelf.turns.others_wait(*holder), self.patience);
+        }
     }
 
     /// A stage is free again, with what the next user will find there.

@@ -72,6 +72,11 @@ impl Turns {
         }
     }
 
+    /// Whether anybody but this one waits.
+    pub(super) fn others_wait(&self, holder: Holder) -> bool {
+        self.queue.iter().any(|(_, of)| *of != holder)
+    }
+
     fn may(&self, holder: Holder) -> bool {
         let has = self.taken.get(&holder).copied().unwrap_or(0);
         self.free > has || (self.free > 0 && has == 0)
@@ -123,6 +128,20 @@ mod tests {
         turns.leave(c);
         assert!(turns.take(a));
         assert!(!turns.take(a), "once for each place");
+    }
+
+    #[test]
+    fn nobody_is_another_to_himself() {
+        let mut turns = Turns::new(1);
+        assert!(takes(&mut turns, A) && !turns.others_wait(B));
+        let own = turns.join(A);
+        assert!(!turns.others_wait(A) && turns.others_wait(B));
+        let place = turns.join(B);
+        assert!(turns.others_wait(A) && turns.others_wait(B));
+        turns.leave(own);
+        turns.give_back(A);
+        assert!(!turns.others_wait(B) && turns.take(place));
+        assert!(!turns.others_wait(A));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// How long nobody dials again after the owner, or the system, gave one stream less than wanted.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long work waits for its first chance while the owner takes no stream at all.
+/// How long work waits while the owner takes no stream at all.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Something that waits for a stream.
@@ -62,6 +62,8 @@ pub(super) struct Pool<S, W> {
     queue: VecDeque<Place<W>>,
     came: u64,
     paused: Option<Instant>,
+    /// Since when the owner takes no stream at all; `None` while there is one, or nobody has asked it.
+    barred: Option<Instant>,
     /// Somebody looks after those that wait until there are none.
     pub(super) ushered: bool,
     closed: bool,
@@ -79,6 +81,7 @@ impl<S: Usable, W: Waiter> Pool<S, W> {
             queue: VecDeque::new(),
             came: 0,
             paused: None,
+            barred: None,
             ushered: false,
             closed: false,
         }
@@ -172,6 +175,7 @@ impl<S: Usable, W: Waiter> Pool<S, W> {
         self.dialing -= 1;
         self.holding += 1;
         self.paused = None;
+        self.barred = None;
     }
 
     /// No stream was opened, `crowded` if only for now: there are too many. Who waits for those that are there goes on waiting; where there
@@ -182,12 +186,15 @@ impl<S: Usable, W: Waiter> Pool<S, W> {
         if others || crowded {
             self.paused = Some(now + PAUSE);
         }
+        // While there were others, it was those that were waited for.
+        let barred = self.barred.filter(|_| crowded).unwrap_or(now);
+        self.barred = (crowded && !others).then_some(barred);
         if others {
             return Vec::new();
         }
         self.take_out(|place| {
             if crowded {
-                now.saturating_duration_since(place.since) >= PATIENCE
+                now.saturating_duration_since(place.since.max(barred)) >= PATIENCE
             } else {
                 place.number < before
             }

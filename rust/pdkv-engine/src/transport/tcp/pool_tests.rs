@@ -172,6 +172,41 @@ fn where_there_is_no_stream_at_all_those_fail_who_waited_for_it() {
 }
 
 #[test]
+fn patience_with_an_owner_that_takes_no_stream_begins_when_there_is_none() {
+    let (mut pool, start) = (Pool::new(8, 8), Instant::now());
+    for number in 0..2 {
+        pool.join(who(number), start);
+    }
+    assert_eq!(pool.hire(start), 2);
+    // Both wait for long behind a stream that is there.
+    let (mut one, mut two) = (Hand::default(), Hand::default());
+    let served = one.serve(&mut pool, start);
+    let Next::Dial(before) = two.step(&mut pool, start) else {
+        panic!()
+    };
+    assert!(pool.not_dialed(before, true, start).is_empty());
+    let mut now = start + PATIENCE * 10;
+    // Then it breaks, and what it served begins anew.
+    drop(one);
+    assert!(!pool.lost());
+    pool.rejoin(served, false, now);
+    let mut refused = |pool: &mut Pool<Stream, Who>, now| {
+        let Next::Dial(before) = two.step(pool, now) else {
+            panic!()
+        };
+        pool.not_dialed(before, true, now).len()
+    };
+    assert_eq!(refused(&mut pool, now), 0, "it may have room soon");
+    now += PATIENCE / 2;
+    pool.join(who(2), now);
+    assert_eq!(refused(&mut pool, now), 0);
+    now += PATIENCE / 2;
+    assert_eq!(refused(&mut pool, now), 2, "those that were there");
+    now += PATIENCE / 2;
+    assert_eq!(refused(&mut pool, now), 1, "and who came later");
+}
+
+#[test]
 fn a_pool_that_is_closed_gives_nobody_anything() {
     let (mut pool, now) = (Pool::new(8, 8), Instant::now());
     pool.idle = vec![GOOD];
