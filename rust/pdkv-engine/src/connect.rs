@@ -46,7 +46,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) -> Result<Peer> {
     shared.check_open("connect")?;
     let deadline = Instant::now() + timeout.min(Duration::from_secs(3600));
-    let stream = dial(address, deadline)?;
+    let stream = dial(address, &deadline)?;
     let (established, decoder) = shake_hands(shared, &stream, deadline).map_err(|e| e.with("address", address))?;
     if established.remote.incarnation == shared.incarnation {
         return Err(
@@ -55,7 +55,9 @@ pub(crate) fn connect(shared: &Arc<Shared>, address: &str, timeout: Duration) ->
         );
     }
     let near = reach_host(shared, &established, &stream, deadline);
-    let (link, lanes) = find_ways(shared, address, &established, near);
+    // Where it was found: a name may lead elsewhere another time, and is slow to look up.
+    let place = stream.peer_addr().map_err(broken)?.to_string();
+    let (link, lanes) = find_ways(shared, [address, &place], &established, near);
     let link = Arc::new(link);
     let adverts = Advertise {
         regions: established.remote.regions.clone(),
@@ -188,10 +190,10 @@ pub(crate) fn hello_of(shared: &Shared) -> Hello {
 }
 
 /// Tries every configured transport and keeps the reasons against those that don't work.
-/// What takes an exchange with the peer is left for later: then the heartbeat runs.
+/// What takes an exchange with the peer is left for later: then the heartbeat runs. `place` is where the `address` led.
 fn find_ways(
     shared: &Arc<Shared>,
-    address: &str,
+    [address, place]: [&str; 2],
     established: &Established,
     near: Near,
 ) -> (PeerLink, Option<Arc<UcxLink>>) {
@@ -218,13 +220,13 @@ fn find_ways(
             TransportKind::Tcp => Ok(tcp_link(
                 shared,
                 key,
-                address,
+                place,
                 established,
                 door.as_ref().ok(),
                 process.is_err(),
             )),
             TransportKind::Ucx => {
-                let dial = stream_dial(shared, address, established, StreamPurpose::UcxLane);
+                let dial = stream_dial(shared, place, established, StreamPurpose::UcxLane);
                 UcxLink::prepare(shared, established, key, dial).map(|link| {
                     lanes = Some(Arc::clone(&link));
                     link as Arc<dyn Link>
@@ -244,8 +246,8 @@ fn find_ways(
         ways,
         direct,
         gpu,
-        fence: RawFence::new(inquiry(shared, address, established, door.as_ref().ok())),
-        pipes: pipe_dial(shared, address, established),
+        fence: RawFence::new(inquiry(shared, place, established, door.as_ref().ok())),
+        pipes: pipe_dial(shared, place, established),
         door: door.ok(),
         inproc,
         lost: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 //! token and say what they are for.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,10 @@ use pdkv_core::session::{Established, features};
 use pdkv_core::wire::{self, Message, StreamHello, StreamPurpose};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Stop;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::config::resolve;
 use crate::connect::broken;
@@ -20,18 +23,46 @@ use crate::door::LocalDoor;
 use crate::shared::Shared;
 use crate::transport::tcp::{Dial, Socket};
 
-/// Dials, until `deadline` at most.
+/// How long one look at a connection that is being made takes at most.
+const CONNECTING: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+/// Dials, until told to stop.
 ///
 /// # Errors
 /// `PeerUnreachable`, `Capacity` for want of a descriptor, `Config` for an address that is none.
-pub(crate) fn dial(address: &str, deadline: Instant) -> Result<TcpStream> {
+pub(crate) fn dial(address: &str, until: &dyn Stop) -> Result<TcpStream> {
     let target = resolve(address, "connect")?;
-    let left = deadline
-        .saturating_duration_since(Instant::now())
-        .max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&target, left).map_err(|error| no_stream(address, error))?;
+    let stream = connect_until(&target, until).map_err(|errno| no_stream(address, errno.into()))?;
     stream.set_nodelay(true).map_err(broken)?;
     Ok(stream)
+}
+
+fn connect_until(target: &SocketAddr, until: &dyn Stop) -> rustix::io::Result<TcpStream> {
+    let family = if target.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match connect(&socket, target) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(errno) => return Err(errno),
+    }
+    loop {
+        match poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&CONNECTING)) {
+            Ok(0) | Err(Errno::INTR) if until.stopped() => return Err(Errno::TIMEDOUT),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    socket_error(&socket)??;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket.into())
 }
 
 /// Why a connection was not made: for want of a descriptor here, or because of the other end.
@@ -105,7 +136,13 @@ impl TcpDial {
 
     /// A stream that the owner has taken on, unless told to stop before.
     fn stream(&self, stop: &dyn Stop) -> Result<TcpStream> {
-        let stream = dial(&self.address, Instant::now() + STREAM_TIMEOUT)?;
+        let cancelled = || {
+            let text = "stopped before the stream was open";
+            Error::new(ErrorKind::TransferCancelled, "data stream", text)
+        };
+        let deadline = Instant::now() + STREAM_TIMEOUT;
+        let stream = dial(&self.address, &Until { deadline, stop })
+            .map_err(|error| if stop.stopped() { cancelled() } else { error })?;
         (&stream)
             .write_all(&wire::encode(&Message::StreamHello(self.hello))?)
             .map_err(broken)?;
@@ -116,10 +153,7 @@ impl TcpDial {
             match (&stream).read_exact(&mut ready) {
                 Ok(()) => break,
                 Err(error) if !is_silence(&error) || until.stopped() => return Err(broken(error)),
-                Err(_) if stop.stopped() => {
-                    let text = "stopped before the stream was open";
-                    return Err(Error::new(ErrorKind::TransferCancelled, "data stream", text));
-                }
+                Err(_) if stop.stopped() => return Err(cancelled()),
                 Err(_) => {}
             }
         }
@@ -164,7 +198,7 @@ impl LocalDial {
     }
 }
 
-/// Ends a wait for the peer's answer.
+/// Ends a wait for the peer.
 struct Until<'a> {
     deadline: Instant,
     stop: &'a dyn Stop,
@@ -200,6 +234,8 @@ impl Dial for LocalDial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pdkv_core::id::{Incarnation, SessionToken};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn a_peer_that_takes_no_more_streams_is_not_one_that_talks_nonsense() {
@@ -213,5 +249,51 @@ mod tests {
         let error = |errno: Errno| no_stream("127.0.0.1:1", errno.into()).kind();
         assert_eq!(error(Errno::MFILE), ErrorKind::Capacity);
         assert_eq!(error(Errno::CONNREFUSED), ErrorKind::PeerUnreachable);
+    }
+
+    /// A listener that answers nobody any more, and those that have kept it from that.
+    fn deaf() -> (OwnedFd, Vec<OwnedFd>, SocketAddr) {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let socket = |flags| socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+        let listener = socket(SocketFlags::CLOEXEC);
+        rustix::net::bind(&listener, &any).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let address = rustix::net::getsockname(&listener).unwrap().try_into().unwrap();
+        let crowd = (0..8).map(|_| {
+            let one = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+            let _ = connect(&one, &address);
+            one
+        });
+        let crowd = crowd.collect();
+        (listener, crowd, address)
+    }
+
+    /// From the third time on that somebody asks. What is not looked at in between is asked once, when it is over.
+    #[derive(Default)]
+    struct Stopped(AtomicUsize);
+
+    impl Stop for Stopped {
+        fn stopped(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed) >= 2
+        }
+    }
+
+    #[test]
+    fn who_wants_no_stream_any_more_does_not_wait_for_a_peer_that_answers_nothing() {
+        let (_listener, _crowd, address) = deaf();
+        let dial = TcpDial {
+            address: address.to_string(),
+            hello: StreamHello {
+                token: SessionToken::new([1; 16]),
+                incarnation: Incarnation::new([2; 16]),
+                index: 0,
+                purpose: StreamPurpose::Data,
+            },
+        };
+        let stop = Stopped::default();
+        let error = dial.stream(&stop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TransferCancelled);
+        let error = super::dial(&dial.address, &Instant::now()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PeerUnreachable);
     }
 }
