@@ -7,7 +7,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use crate::os::{last_errno, os_error};
 
 /// A process at the other end of a connected socket, as it was when it connected or began to listen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerCredentials {
     /// Its number in our PID namespace; `None` when it has none there.
     pub pid: Option<u32>,

@@ -14,9 +14,10 @@ use pdkv_core::id::{RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{HostRegion, PeerCredentials, Stop};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with};
 
-use crate::local::{Ask, ENTRY, FDS, HELLO, MAGIC, NAME_PREFIX, NAME_RANDOM, SLICE, refuse, word};
+use crate::dial::STREAM_FULL;
+use crate::local::{Ask, ENTRY, FDS, HELLO, MAGIC, NAME_PREFIX, NAME_RANDOM, SLICE, refuse, turned_away, word};
 use crate::mapping::Mapped;
 use crate::reply::Reply;
 
@@ -149,6 +150,8 @@ impl LocalDoor {
         let sent = pdkv_device::send_exact(stream.as_fd(), bytes, &limit);
         sent.map_err(|error| match error.kind() {
             ErrorKind::TransferCancelled => limit.over("the peer takes no question at its local socket"),
+            // It may have said why before it hung up.
+            _ if is_turned_away(stream) => turned_away(),
             _ => error,
         })
     }
@@ -179,7 +182,7 @@ impl LocalDoor {
     /// once.
     ///
     /// # Errors
-    /// `PeerUnreachable`, `PeerLost`, `Handshake`, `Capacity`, `TransferCancelled` when told to stop: of the others nothing came.
+    /// `PeerUnreachable`, `PeerLost`, `Handshake`, `Capacity` here or there, `TransferCancelled` when told to stop: of the others nothing came.
     pub(crate) fn map(
         &self,
         wanted: &[(RegionId, u64)],
@@ -193,6 +196,9 @@ impl LocalDoor {
             let (count, fds) = reply.piece(&mut answer)?;
             if answer[..count] == END {
                 return Ok(());
+            }
+            if reply.is_full() {
+                return Err(turned_away());
             }
             if count != fds.len() * ENTRY {
                 return Err(refuse("descriptors and entries don't match"));
@@ -215,6 +221,12 @@ impl LocalDoor {
             }
         }
     }
+}
+
+/// Whether the peer, which takes no more of what is sent, has said that it has enough.
+fn is_turned_away(stream: &UnixStream) -> bool {
+    let mut word = [0];
+    recv(stream, &mut word, RecvFlags::DONTWAIT).is_ok() && word == [STREAM_FULL]
 }
 
 /// Whether a name is one that [`listen`](crate::local::listen) gives: nothing else of this host is connected to for a peer.

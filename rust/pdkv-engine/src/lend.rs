@@ -36,7 +36,7 @@ impl LocalDoor {
     /// Borrows regions of the peer's GPUs for one of ours; says of each, once, what came of it.
     ///
     /// # Errors
-    /// `PeerUnreachable`, `PeerLost`, `Handshake`, `TransferCancelled` when told to stop; regions that nothing was said of come to
+    /// `PeerUnreachable`, `PeerLost`, `Handshake`, `Capacity` when it answers enough questions of ours, `TransferCancelled` when told to stop; regions that nothing was said of come to
     /// nothing.
     pub(crate) fn borrow(
         &self,

@@ -40,6 +40,7 @@ mod registry;
 mod remains;
 mod remote;
 mod reply;
+mod seats;
 mod shared;
 pub mod sim;
 mod stats;

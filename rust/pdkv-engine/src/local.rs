@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::{PeerKey, RegionId, SessionToken};
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{PeerCredentials, Stop};
+use rustix::net::{SendFlags, send};
 
 use crate::accept::hears_answers;
+use crate::dial::STREAM_FULL;
 use crate::door::END;
 use crate::lend::lend;
 use crate::look::look;
@@ -110,12 +112,20 @@ impl Asker<'_> {
     }
 }
 
-/// Answers one connection on the local socket. Blocks, so it runs on a thread of its own.
-pub(crate) fn answer(shared: &Arc<Shared>, stream: UnixStream) -> Result<()> {
-    let who = PeerCredentials::of(stream.as_fd())?;
-    if !who.is_ours_or_root() {
-        return Err(refuse("the peer runs as another user"));
-    }
+/// Tells somebody who has just come that its process has enough of our time, whatever it was about to ask. Waits for nobody.
+pub(crate) fn turn_away(stream: &UnixStream) {
+    // A fresh stream has room for a byte, or its other end is gone.
+    let _ = send(stream, &[STREAM_FULL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+/// What somebody says who was turned away.
+pub(crate) fn turned_away() -> Error {
+    let text = "the peer answers as many questions of this process as it may already";
+    Error::new(ErrorKind::Capacity, "local socket", text).with_hint("it is asked again in some seconds")
+}
+
+/// Answers one connection on the local socket, of a process that the kernel has named. Blocks, so it runs on a thread of its own.
+pub(crate) fn answer(shared: &Arc<Shared>, who: PeerCredentials, stream: UnixStream) -> Result<()> {
     pdkv_device::configure_stream(stream.as_fd(), SLICE)?;
     let until = Instant::now() + ASKING;
     let mut hello = [0; HELLO];

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind as IoKind;
-use std::os::unix::net::UnixListener;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
@@ -14,9 +15,11 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use pdkv_core::wire::FrameDecoder;
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::PeerCredentials;
 
 use crate::accept::{Welcome, welcome};
 use crate::reader::{Reader, read};
+use crate::seats::{Come, Seats};
 use crate::shared::Shared;
 
 pub(crate) const WAKE: Token = Token(0);
@@ -27,8 +30,6 @@ const FIRST: usize = 3;
 /// Connections that haven't said yet what they are. For one more, the oldest is turned away: peers say
 /// what they are at once, so idle ones keep nobody out.
 const MAX_STRANGERS: usize = 256;
-/// Local-socket connections being answered at once; more of them wait until they are accepted.
-const MAX_LOCAL: usize = 64;
 /// Pause after a poll that failed.
 const POLL_AGAIN: Duration = Duration::from_millis(10);
 /// How long a stranger may take to say what it is.
@@ -50,9 +51,9 @@ pub(crate) struct Reactor {
     poll: Poll,
     listener: Option<TcpListener>,
     local: Option<UnixListener>,
-    local_busy: Arc<AtomicUsize>,
-    /// As many of them are answered as may be: whoever has his answer wakes this thread for the next.
-    local_full: bool,
+    seats: Arc<Mutex<Seats<UnixStream>>>,
+    /// Somebody waits at the local socket: whoever has his answer wakes this thread for the next.
+    local_waits: bool,
     /// Connections may wait at a listener without another event for them.
     accept_again: bool,
     conns: BTreeMap<usize, Conn>,
@@ -83,8 +84,8 @@ impl Reactor {
             poll,
             listener,
             local,
-            local_busy: Arc::default(),
-            local_full: false,
+            seats: Arc::default(),
+            local_waits: false,
             accept_again: false,
             conns: BTreeMap::new(),
             next: FIRST,
@@ -119,7 +120,7 @@ impl Reactor {
                 self.accept();
                 self.accept_local();
             }
-            if std::mem::take(&mut self.local_full) {
+            if std::mem::take(&mut self.local_waits) {
                 self.accept_local();
             }
             if spinning && events.is_empty() {
@@ -240,29 +241,61 @@ impl Reactor {
         }
     }
 
+    fn seats(&self) -> MutexGuard<'_, Seats<UnixStream>> {
+        self.seats.lock().expect("no holder panics")
+    }
+
     fn accept_local(&mut self) {
+        loop {
+            let next = self.seats().next();
+            let Some((who, stream)) = next else { break };
+            self.answer(who, stream);
+        }
         while let Some(listener) = &self.local {
-            let seat = Seat::take(&self.local_busy, &self.shared);
-            if seat.number > MAX_LOCAL {
-                self.local_full = true;
-                return;
+            if self.seats().is_full() {
+                break;
             }
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     self.accept_again |= error.kind() != IoKind::WouldBlock;
-                    return;
+                    break;
                 }
             };
-            let shared = Arc::clone(&self.shared);
-            // Without a thread it is closed, and whoever asked asks again.
-            let _ = self.shared.movers.task(move || {
-                if let Err(error) = crate::local::answer(&shared, stream) {
-                    tracing::debug!(%error, "local socket");
+            let who = match PeerCredentials::of(stream.as_fd()) {
+                Ok(who) if who.is_ours_or_root() => who,
+                other => {
+                    tracing::debug!(?other, "the local socket is not for others");
+                    continue;
                 }
-                drop(seat);
-            });
+            };
+            let come = self.seats().come(who, stream);
+            match come {
+                Come::Seated(stream) => self.answer(who, stream),
+                Come::Waits => {}
+                Come::Refused(stream) => crate::local::turn_away(&stream),
+            }
         }
+        let seats = self.seats();
+        let waits = seats.is_full() || seats.any_waits();
+        drop(seats);
+        self.local_waits |= waits;
+    }
+
+    /// Answers somebody who has a seat.
+    fn answer(&self, who: PeerCredentials, stream: UnixStream) {
+        let seat = Seat {
+            who,
+            seats: Arc::clone(&self.seats),
+            shared: Arc::clone(&self.shared),
+        };
+        // Without a thread it is closed, and whoever asked asks again.
+        let _ = self.shared.movers.task(move || {
+            if let Err(error) = crate::local::answer(&seat.shared, seat.who, stream) {
+                tracing::debug!(%error, "local socket");
+            }
+            drop(seat);
+        });
     }
 
     /// Reads what a connection has, until it has no more.
@@ -330,25 +363,15 @@ impl Reactor {
 
 /// One of the local-socket connections that are answered at once, given up on drop.
 struct Seat {
-    number: usize,
-    busy: Arc<AtomicUsize>,
+    who: PeerCredentials,
+    seats: Arc<Mutex<Seats<UnixStream>>>,
     shared: Arc<Shared>,
-}
-
-impl Seat {
-    fn take(busy: &Arc<AtomicUsize>, shared: &Arc<Shared>) -> Self {
-        Self {
-            number: busy.fetch_add(1, Ordering::AcqRel) + 1,
-            busy: Arc::clone(busy),
-            shared: Arc::clone(shared),
-        }
-    }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Somebody may be waiting for this one.
-        if self.busy.fetch_sub(1, Ordering::AcqRel) == MAX_LOCAL {
+        let wanted = self.seats.lock().expect("no holder panics").leave(self.who);
+        if wanted {
             let _ = self.shared.waker.wake();
         }
     }

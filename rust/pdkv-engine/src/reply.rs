@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use crate::local::{FDS, broken, refuse};
+use crate::dial::STREAM_FULL;
+use crate::local::{FDS, broken, refuse, turned_away};
 
 /// How long an answer may be waited for in all.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,6 +24,10 @@ pub(crate) struct Reply<'a> {
     stopped: &'a dyn Fn() -> bool,
     /// The peer is lost.
     gone: Arc<AtomicBool>,
+    /// Bytes that have come.
+    heard: usize,
+    /// What came first is the word that turns one away, if it is all.
+    full: bool,
 }
 
 impl<'a> Reply<'a> {
@@ -32,7 +37,14 @@ impl<'a> Reply<'a> {
             left: PATIENCE,
             stopped,
             gone,
+            heard: 0,
+            full: false,
         }
+    }
+
+    /// Whether the peer turns us away, as far as it has spoken. In an answer that begins with such a byte more must have come before that is known.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full && self.heard == 1
     }
 
     /// What comes from now on may be waited for so much longer: the peer has shown that it is at work.
@@ -43,7 +55,8 @@ impl<'a> Reply<'a> {
     /// The next piece, and the descriptors that came with it: into `bytes`, one at least.
     ///
     /// # Errors
-    /// `TransferCancelled` when told to stop, `PeerLost` when the time is over or the peer is gone, `Handshake` for too many descriptors.
+    /// `TransferCancelled` when told to stop, `PeerLost` when the time is over or the peer is gone, `Handshake` for too many descriptors, `Capacity` when
+    /// it turned us away.
     pub(crate) fn piece(&mut self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
         loop {
             if (self.stopped)() {
@@ -60,11 +73,14 @@ impl<'a> Reply<'a> {
             self.stream
                 .set_read_timeout(Some(self.left.min(SLICE)))
                 .map_err(broken)?;
-            let piece = pdkv_device::recv_fds(self.stream.as_fd(), bytes, FDS)?;
+            let piece = pdkv_device::recv_fds(self.stream.as_fd(), bytes, FDS)
+                .map_err(|error| if self.is_full() { turned_away() } else { error })?;
             // A thread that had no processor meanwhile has not been kept waiting by the peer.
             self.left = self.left.saturating_sub(asked.elapsed().min(SLICE * 2));
-            if let Some(piece) = piece {
-                return Ok(piece);
+            if let Some((count, fds)) = piece {
+                self.full |= self.heard == 0 && fds.is_empty() && bytes[0] == STREAM_FULL;
+                self.heard += count;
+                return Ok((count, fds));
             }
         }
     }
@@ -135,5 +151,20 @@ mod tests {
         assert!(reply.left > Duration::from_secs(9));
         let error = reply.piece(&mut byte).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TransferCancelled);
+    }
+
+    #[test]
+    fn a_word_that_turns_one_away_is_all_that_comes() {
+        let fill = |sent: &[u8]| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(sent).unwrap();
+            drop(theirs);
+            let mut reply = Reply::new(ours, &|| false, Arc::default());
+            reply.fill(&mut [0; 24]).map(drop)
+        };
+        assert_eq!(fill(&[STREAM_FULL]).unwrap_err().kind(), ErrorKind::Capacity);
+        // An answer may begin so, and break off.
+        assert_eq!(fill(&[STREAM_FULL; 2]).unwrap_err().kind(), ErrorKind::PeerLost);
+        assert!(fill(&[STREAM_FULL; 24]).is_ok());
     }
 }

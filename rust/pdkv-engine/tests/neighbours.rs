@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use common::child::{Child, is_child, obey};
 use common::fake::{Wire, door, hello, hello_from_here, owner};
 use common::{Memory, WAIT, allocate, engine, whole};
 use pdkv_core::id::{RegionId, SessionToken};
@@ -26,6 +27,9 @@ const LEN: u64 = 4096;
 /// What nothing here takes, however busy the machine.
 const GUARD: Duration = Duration::from_secs(120);
 const MAGIC: [u8; 4] = *b"PKDL";
+/// The end of an answer, and what is said to those that are turned away.
+const END: u8 = 0xE0;
+const FULL: u8 = 0x5A;
 
 /// A hello of a neighbour with one region of shared memory, number 5, and a local socket of this name.
 fn neighbour(local_socket: String) -> Hello {
@@ -255,7 +259,11 @@ fn session_with(engine: &Engine) -> (Wire, HelloAck) {
 }
 
 fn knock(ack: &HelloAck) -> UnixStream {
-    let address = SocketAddr::from_abstract_name(&ack.hello.host.local_socket).unwrap();
+    knock_at(&ack.hello.host.local_socket)
+}
+
+fn knock_at(door: &str) -> UnixStream {
+    let address = SocketAddr::from_abstract_name(door).unwrap();
     UnixStream::connect_addr(&address).unwrap()
 }
 
@@ -263,7 +271,7 @@ fn knock(ack: &HelloAck) -> UnixStream {
 fn more_askers_than_are_answered_at_once_wait_for_their_turn() {
     let engine = engine("owner", &[TransportKind::Shm]);
     let (_wire, ack) = session_with(&engine);
-    let mut idle: Vec<_> = (0..64).map(|_| knock(&ack)).collect();
+    let idle: Vec<_> = (0..64).map(|_| knock(&ack)).collect();
     let mut next = knock(&ack);
     next.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let silence = next.read(&mut [0]).expect_err("it is not turned away");
@@ -271,16 +279,94 @@ fn more_askers_than_are_answered_at_once_wait_for_their_turn() {
         matches!(silence.kind(), IoKind::WouldBlock | IoKind::TimedOut),
         "{silence}"
     );
-    // Regions that there are not.
+    ask_for_nothing(&mut next, &ack);
+    drop(idle);
+    assert_eq!(answer(&mut next), [END]);
+    engine.close();
+}
+
+/// Asks for a region that there is not.
+fn ask_for_nothing(stream: &mut UnixStream, ack: &HelloAck) {
     let mut question = [MAGIC.as_slice(), &[0; 4], ack.token.as_bytes(), &1_u32.to_le_bytes()].concat();
     question.extend(99_u64.to_le_bytes());
-    next.write_all(&question).unwrap();
-    idle.pop();
-    next.set_read_timeout(Some(GUARD)).unwrap();
-    let mut answer = [0];
-    next.read_exact(&mut answer).expect("its turn comes");
-    assert_eq!(answer, [0xE0]);
+    stream.write_all(&question).unwrap();
+}
+
+/// All that comes.
+fn answer(stream: &mut UnixStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(GUARD)).unwrap();
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).expect("its turn comes");
+    all
+}
+
+/// Knocks without a word, until one is told that there are too many; keeps them all.
+fn crowd(door: &str) -> Vec<UnixStream> {
+    // So many may be answered or wait.
+    let mut crowd: Vec<_> = (0..16 + 96).map(|_| knock_at(door)).collect();
+    for _ in 0..1000 {
+        let mut last = knock_at(door);
+        let said = answer(&mut last);
+        if said == [FULL] {
+            return crowd;
+        }
+        // One of the first was hung up on meanwhile.
+        assert!(said.is_empty(), "{said:?}");
+        crowd.push(last);
+    }
+    panic!("nobody is turned away")
+}
+
+/// Not a test of its own: a neighbour that takes all it gets at the local socket that it is told, until it is killed.
+#[test]
+fn child() {
+    if !is_child() {
+        return;
+    }
+    let mut kept = Vec::new();
+    obey(|words| {
+        kept.extend(crowd(words[0]));
+        "full".to_owned()
+    });
+}
+
+#[test]
+fn a_process_that_takes_all_it_gets_is_told_so_and_keeps_nobody_else_out() {
+    let engine = engine("owner", &[TransportKind::Shm]);
+    let (_wire, ack) = session_with(&engine);
+    let mut child = Child::start("child", &[]);
+    assert_eq!(child.ask(&ack.hello.host.local_socket), "full");
+    let mut other = knock(&ack);
+    ask_for_nothing(&mut other, &ack);
+    assert_eq!(answer(&mut other), [END]);
+    child.kill();
     engine.close();
+}
+
+#[test]
+fn who_is_turned_away_takes_another_way_and_asks_again() {
+    let owner = engine("owner", &[TransportKind::Shm]);
+    let there = owner.register(allocate(Memory::Shared, LEN), None, true).unwrap();
+    there.memory().fill(0, LEN, 7).unwrap();
+    let reader = engine("reader", &[TransportKind::Shm]);
+    let here = reader.register(allocate(Memory::Private, LEN), None, true).unwrap();
+    let (_wire, ack) = session_with(&owner);
+    // They share this process with the reader.
+    let kept = crowd(&ack.hello.host.local_socket);
+    let peer = reader.connect(owner.address().unwrap(), GUARD).unwrap();
+    let (near, far) = whole(here.id(), there.id(), LEN);
+    let read = || peer.read(&near, &far, None, &RawOptions::default());
+    let error = read().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("as many questions of this process"), "{error}");
+    drop(kept);
+    let end = std::time::Instant::now() + GUARD;
+    while let Err(error) = read().and_then(|transfer| transfer.wait(WAIT)) {
+        assert!(std::time::Instant::now() < end, "{error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    owner.close();
+    reader.close();
 }
 
 #[test]

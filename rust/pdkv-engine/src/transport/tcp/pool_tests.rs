@@ -187,7 +187,6 @@ fn patience_with_an_owner_that_takes_no_stream_begins_when_there_is_none() {
     assert!(pool.not_dialed(before, true, start).is_empty());
     let mut now = start + PATIENCE * 10;
     // Then it breaks, and what it served begins anew.
-    drop(one);
     assert!(!pool.lost());
     pool.rejoin(served, false, now);
     let mut refused = |pool: &mut Pool<Stream, Who>, now| {
