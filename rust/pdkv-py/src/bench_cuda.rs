@@ -278,7 +278,7 @@ impl PyCudaLoop {
         (jobs.list, jobs.tables) = (vec![job], tables);
         let wishes = Wishes {
             sums,
-            bulk,
+            bulk: bulk.then_some(0),
             most_blocks,
         };
         enter::detached(py, || self.copy_of(jobs, wishes))
@@ -299,7 +299,7 @@ impl PyCudaLoop {
             let jobs = Jobs::of(inner, &src_bases, &dst_bases, Logical::Plan)?;
             let wishes = Wishes {
                 sums,
-                bulk,
+                bulk: bulk.then_some(0),
                 most_blocks: None,
             };
             self.copy_of(jobs, wishes)

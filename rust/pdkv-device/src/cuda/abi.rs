@@ -128,6 +128,9 @@ functions! {
         fn cuEventElapsedTime(*mut f32, CuEvent, CuEvent) -> c_int;
         fn cuMemAlloc_v2(*mut CuPointer, usize) -> c_int;
         fn cuMemFree_v2(CuPointer) -> c_int;
+        fn cuMemAllocAsync(*mut CuPointer, usize, CuStream) -> c_int;
+        fn cuMemFreeAsync(CuPointer, CuStream) -> c_int;
+        fn cuMemGetInfo_v2(*mut usize, *mut usize) -> c_int;
         fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> c_int;
         fn cuMemFreeHost(*mut c_void) -> c_int;
         fn cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> c_int;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use pdkv_core::plan::Plan;
 use pdkv_core::{Error, ErrorKind, Result};
 
+use super::bulk_size::BulkSize;
 use super::gpu::Gpu;
 use super::host_paths::HostPaths;
 use super::loader::Loader;
@@ -75,15 +76,15 @@ impl<T> Courier<T> {
         Self::make(gpu, None)
     }
 
-    /// The same with a way between host and GPU that no measurement changes.
+    /// The same with a way between host and GPU, and one inside the GPU, that no measurement changes.
     ///
     /// # Errors
     /// As [`Courier::new`].
-    pub fn forced(gpu: &Gpu, paths: HostPaths) -> Result<Self> {
-        Self::make(gpu, Some(paths))
+    pub fn forced(gpu: &Gpu, paths: HostPaths, bulk: BulkSize) -> Result<Self> {
+        Self::make(gpu, Some((paths, bulk)))
     }
 
-    fn make(gpu: &Gpu, paths: Option<HostPaths>) -> Result<Self> {
+    fn make(gpu: &Gpu, forced: Option<(HostPaths, BulkSize)>) -> Result<Self> {
         let kernels = gpu.kernels()?;
         let lane = || {
             Ok(Lane {
@@ -95,7 +96,7 @@ impl<T> Courier<T> {
             gpu: gpu.clone(),
             lanes: (0..LANES).map(|_| lane()).collect::<Result<_>>()?,
             waiting: VecDeque::new(),
-            loader: Loader::new(kernels, paths),
+            loader: Loader::new(kernels, forced),
             broken: false,
         })
     }

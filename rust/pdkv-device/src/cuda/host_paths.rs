@@ -3,15 +3,15 @@
 //! A kernel takes pieces of any size and keeps multiprocessors busy that an LLM engine would like to have; copy engines take none of them, and a
 //! while for each piece. Which is faster for which pieces is measured once for each device of a process.
 
+use std::mem::ManuallyDrop;
 use std::sync::PoisonError;
 
 use pdkv_core::Result;
 
 use super::batch::has_batch;
+use super::bench::Bench;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::pages::Kernels;
-use super::queue::CopyQueue;
-use super::stream::Event;
 use crate::kernels::{Jobs, Run, Wishes};
 
 /// Blocks that a kernel gets for a copy over the link: 16 of them have 512 KiB under way, more than any link holds.
@@ -70,11 +70,11 @@ impl HostPaths {
     /// `Device` when the driver fails.
     pub fn of(kernels: &Kernels) -> Result<Self> {
         // Two at a time would measure each other.
-        let _alone = kernels.measuring().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bench = kernels.measuring().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = Self::known(kernels) {
             return Ok(known);
         }
-        let measured = Self::measure(kernels)?;
+        let measured = Self::measure(kernels, &mut bench)?;
         Ok(*kernels.host_paths().get_or_init(|| measured))
     }
 
@@ -95,31 +95,28 @@ impl HostPaths {
         }
     }
 
-    fn measure(kernels: &Kernels) -> Result<Self> {
-        let context = kernels.context().clone();
-        if !has_batch(&context) {
+    fn measure(kernels: &Kernels, bench: &mut Option<Bench>) -> Result<Self> {
+        let context = kernels.context();
+        if !has_batch(context) {
             return Ok(Self::always(HostPath::Kernel));
         }
-        let device = DeviceBuffer::new(&context, SAMPLE_BYTES as usize)?;
-        let host = PinnedBuffer::new(&context, SAMPLE_BYTES as usize)?;
-        let mut queue = CopyQueue::new(kernels)?;
-        let events = [Event::timed(&context)?, Event::timed(&context)?];
+        let bench = Bench::kept(bench, kernels)?;
+        // Kept for good, some MiB: freeing would wait for all that an LLM engine has asked of the device, and keep it from asking more.
+        let device = ManuallyDrop::new(DeviceBuffer::new(context, SAMPLE_BYTES as usize)?);
+        let host = ManuallyDrop::new(PinnedBuffer::new(context, SAMPLE_BYTES as usize)?);
         let mut from = |src: u64, dst: u64| -> Result<Option<u64>> {
             let mut samples = Vec::new();
             for piece in PIECES {
                 let runs = scattered(src, dst, piece);
-                let mut time = |path| best_us(&mut queue, &events, &runs, path);
+                let mut time = |path| best_us(bench, &runs, path);
                 samples.push((piece, time(HostPath::Kernel)?, time(HostPath::Batch)?));
             }
             Ok(threshold(&samples))
         };
-        let found = Self {
+        Ok(Self {
             to_device: from(host.address(), device.address())?,
             to_host: from(device.address(), host.address())?,
-        };
-        // Kept for good, some MiB: freeing would wait for all that an LLM engine has asked of the device, and keep it from asking more.
-        std::mem::forget((queue, events, device, host));
-        Ok(found)
+        })
     }
 }
 
@@ -135,7 +132,7 @@ fn scattered(src: u64, dst: u64, piece: u64) -> Vec<Run> {
     (0..count).map(run).collect()
 }
 
-fn best_us(queue: &mut CopyQueue, [begin, end]: &[Event; 2], runs: &[Run], path: HostPath) -> Result<f64> {
+fn best_us(bench: &mut Bench, runs: &[Run], path: HostPath) -> Result<f64> {
     let mut jobs = Jobs::default();
     jobs.fill_runs(runs)?;
     let wishes = Wishes {
@@ -144,19 +141,13 @@ fn best_us(queue: &mut CopyQueue, [begin, end]: &[Event; 2], runs: &[Run], path:
     };
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
-        begin.record(queue.stream())?;
-        let ticket = match path {
-            // SAFETY: the runs lie in buffers of the caller's, which are dropped after the queue.
-            HostPath::Batch => Some(unsafe { queue.post_batch(runs) }?),
+        let taken = bench.time_us(1, |queue| match path {
+            // SAFETY: the runs lie in buffers of the caller's, which are never freed.
+            HostPath::Batch => unsafe { queue.post_batch(runs) }.map(Some),
             // SAFETY: as above.
-            HostPath::Kernel => unsafe { queue.post(&jobs, wishes, None) }?,
-        };
-        end.record(queue.stream())?;
-        if let Some(ticket) = ticket {
-            queue.wait(ticket)?;
-            end.synchronize()?;
-            best = best.min(end.elapsed_us(begin)?);
-        }
+            HostPath::Kernel => unsafe { queue.post(&jobs, wishes, None) },
+        })?;
+        best = best.min(taken);
     }
     Ok(best)
 }

@@ -2,6 +2,7 @@
 
 use pdkv_core::Result;
 
+use super::bulk_size::BulkSize;
 use super::flight::Cargo;
 use super::gpu::Gpu;
 use super::host_paths::HostPaths;
@@ -14,8 +15,8 @@ use crate::kernels::{Jobs, Logical, Run, runs_of};
 #[derive(Debug)]
 pub(super) struct Loader {
     kernels: Kernels,
-    /// What is to be done between host and GPU whatever was measured.
-    forced: Option<HostPaths>,
+    /// What is to be taken as measured, whatever was.
+    forced: Option<(HostPaths, BulkSize)>,
     jobs: Jobs,
     runs: Vec<Run>,
     addresses: [Vec<u64>; 2],
@@ -23,7 +24,7 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(kernels: &Kernels, forced: Option<HostPaths>) -> Self {
+    pub(super) fn new(kernels: &Kernels, forced: Option<(HostPaths, BulkSize)>) -> Self {
         Self {
             kernels: kernels.clone(),
             forced,
@@ -58,9 +59,12 @@ impl Loader {
             sides.extend(reaches.iter().map(|reach| reach.side(gpu)));
         }
         let plan = &cargo.plan;
-        let paths = self.forced.or_else(|| HostPaths::known(&self.kernels));
+        let (paths, bulk) = match self.forced {
+            Some((paths, bulk)) => (Some(paths), bulk.bytes()),
+            None => (HostPaths::known(&self.kernels), BulkSize::known(&self.kernels)),
+        };
         let ([src, dst], [from, to]) = (&self.addresses, &self.sides);
-        match Route::of(from, to, [plan.total_bytes(), plan.run_count()], paths) {
+        match Route::of(from, to, [plan.total_bytes(), plan.run_count()], paths, bulk) {
             Route::Kernel(wishes) => {
                 self.jobs.fill(plan, src, dst, Logical::Plan)?;
                 come_after(queue, cargo)?;

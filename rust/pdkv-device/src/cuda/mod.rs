@@ -8,6 +8,9 @@
 mod abi;
 mod arrivals;
 mod batch;
+mod bench;
+mod brief;
+mod bulk_size;
 mod context;
 mod device;
 mod driver;
@@ -48,6 +51,7 @@ use pdkv_core::Result;
 
 pub use arrivals::AdapterAccess;
 pub use batch::{copy_batch_async, has_batch};
+pub use bulk_size::BulkSize;
 pub use context::Context;
 pub use device::Device;
 pub use driver::Driver;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use pdkv_core::Result;
 
+use super::bench::Bench;
+use super::bulk_size::BulkSize;
 use super::context::Context;
 use super::find::Origin;
 use super::host_paths::HostPaths;
@@ -22,8 +24,9 @@ struct Loaded {
     facts: DeviceFacts,
     functions: HashMap<Entry, Function>,
     host_paths: OnceLock<HostPaths>,
-    /// Held while that is measured.
-    measuring: Mutex<()>,
+    bulk_size: OnceLock<BulkSize>,
+    /// Held while one of them is measured.
+    measuring: Mutex<Option<Bench>>,
 }
 
 impl Kernels {
@@ -64,6 +67,7 @@ impl Kernels {
             facts,
             functions,
             host_paths: OnceLock::new(),
+            bulk_size: OnceLock::new(),
             measuring: Mutex::default(),
         })))
     }
@@ -96,7 +100,12 @@ impl Kernels {
         &self.0.host_paths
     }
 
-    pub(super) fn measuring(&self) -> &Mutex<()> {
+    /// What was measured inside this device.
+    pub(super) fn bulk_size(&self) -> &OnceLock<BulkSize> {
+        &self.0.bulk_size
+    }
+
+    pub(super) fn measuring(&self) -> &Mutex<Option<Bench>> {
         &self.0.measuring
     }
 

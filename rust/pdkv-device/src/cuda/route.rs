@@ -22,8 +22,15 @@ pub(super) enum Route {
 }
 
 impl Route {
-    /// The route of `bytes` in so many pieces. `paths` is what was measured between the host and the GPU, if it was.
-    pub(super) fn of(src: &[Side], dst: &[Side], [bytes, pieces]: [u64; 2], paths: Option<HostPaths>) -> Self {
+    /// The route of `bytes` in so many pieces. `paths` is what was measured between the host and the GPU, if it was; `bulk` from which size of pieces
+    /// on the bulk engine was found to be faster inside the GPU, if it was.
+    pub(super) fn of(
+        src: &[Side],
+        dst: &[Side],
+        [bytes, pieces]: [u64; 2],
+        paths: Option<HostPaths>,
+        bulk: Option<u64>,
+    ) -> Self {
         let any = |side| src.iter().chain(dst).any(|at| *at == side);
         let most_blocks = if any(Side::Host) {
             if let (Some(direction), Some(paths)) = (direction(src, dst), paths)
@@ -36,9 +43,10 @@ impl Route {
         } else {
             any(Side::Beside).then_some(PEER_BLOCKS)
         };
-        // The bulk engine is left alone everywhere: nobody has measured it yet, and nobody has seen it on memory of the host.
         Self::Kernel(Wishes {
             most_blocks,
+            // Over a link few blocks are enough, and nobody has seen the bulk engine on memory of the host or of another GPU.
+            bulk: bulk.filter(|_| inside(src, dst)),
             ..Wishes::default()
         })
     }
@@ -54,6 +62,11 @@ fn direction(src: &[Side], dst: &[Side]) -> Option<HostDirection> {
     } else {
         None
     }
+}
+
+/// Whether all of it lies in the memory of this very GPU.
+fn inside(src: &[Side], dst: &[Side]) -> bool {
+    src.iter().chain(dst).all(|at| *at == Side::Here)
 }
 
 #[cfg(test)]
@@ -81,7 +94,7 @@ mod tests {
             (&[Here], &[Here, Host], Some(LINK_BLOCKS)),
             (&[Beside], &[Host], Some(LINK_BLOCKS)),
         ] {
-            let route = Route::of(src, dst, [MIB, 1], paths);
+            let route = Route::of(src, dst, [MIB, 1], paths, None);
             assert_eq!(route, kernel(most_blocks), "{src:?} to {dst:?}");
         }
     }
@@ -89,7 +102,7 @@ mod tests {
     #[test]
     fn the_measured_path_is_taken_where_it_was_measured() {
         let batch = Some(HostPaths::always(HostPath::Batch));
-        let route = |src: &[Side], dst: &[Side]| Route::of(src, dst, [MIB, 1], batch);
+        let route = |src: &[Side], dst: &[Side]| Route::of(src, dst, [MIB, 1], batch, None);
         assert_eq!(route(&[Host, Host], &[Here]), Route::Batch);
         assert_eq!(route(&[Here], &[Host]), Route::Batch);
         // Nobody has measured these.
@@ -105,13 +118,38 @@ mod tests {
         }
         assert_eq!(route(&[Here], &[Here]), kernel(None));
         assert_eq!(route(&[Here], &[Beside]), kernel(Some(PEER_BLOCKS)));
-        assert_eq!(Route::of(&[Host], &[Here], [MIB, 1], None), kernel(Some(LINK_BLOCKS)));
+        assert_eq!(
+            Route::of(&[Host], &[Here], [MIB, 1], None, None),
+            kernel(Some(LINK_BLOCKS))
+        );
+    }
+
+    #[test]
+    fn the_bulk_engine_gets_what_lies_on_one_gpu_in_pieces_from_the_measured_size_on() {
+        let paths = Some(HostPaths::always(HostPath::Kernel));
+        let bulk = |src: &[Side], dst: &[Side]| match Route::of(src, dst, [MIB, 1], paths, Some(4096)) {
+            Route::Kernel(wishes) => wishes.bulk,
+            Route::Batch => None,
+        };
+        assert_eq!(bulk(&[Here, Here], &[Here]), Some(4096));
+        for (src, dst) in [
+            (&[Here][..], &[Host][..]),
+            (&[Host], &[Here]),
+            (&[Here, Host], &[Here]),
+            (&[Here], &[Beside]),
+            (&[Beside], &[Here]),
+            (&[Here], &[Here, Beside]),
+            (&[Beside], &[Beside]),
+            (&[Host], &[Host]),
+        ] {
+            assert_eq!(bulk(src, dst), None, "{src:?} to {dst:?}");
+        }
     }
 
     #[test]
     fn so_many_pieces_that_asking_for_each_takes_long_are_the_kernels() {
         let batch = Some(HostPaths::always(HostPath::Batch));
-        let route = |pieces| Route::of(&[Host], &[Here], [1 << 40, pieces], batch);
+        let route = |pieces| Route::of(&[Host], &[Here], [1 << 40, pieces], batch, None);
         assert_eq!(route(MOST_PIECES), Route::Batch);
         assert_eq!(route(MOST_PIECES + 1), kernel(Some(LINK_BLOCKS)));
     }

@@ -37,8 +37,9 @@ pub struct DeviceFacts {
 pub struct Wishes {
     /// Add up a checksum for each page.
     pub sums: bool,
-    /// Copy long pieces by the bulk engine, where the device has one. Which is faster is measured, not known.
-    pub bulk: bool,
+    /// From pieces of how many bytes on the bulk engine copies, where the device has one and can; never without. Which is faster is measured, not
+    /// known.
+    pub bulk: Option<u64>,
     /// No more blocks than these: a copy that a slow link holds up anyway leaves the rest of the device to others.
     pub most_blocks: Option<u32>,
 }
@@ -192,7 +193,8 @@ impl Choice {
         let width = job.vector_bytes(sums);
         let chunk = job.shape.chunk_bytes;
         if width == 16 {
-            if let Some(choice) = Self::bulk(chunk, device, sums).filter(|_| bulk) {
+            let wished = bulk.is_some_and(|from| chunk >= from);
+            if let Some(choice) = Self::bulk(chunk, device, sums).filter(|_| wished) {
                 return choice;
             }
             if let Some((entry, tile_bytes)) = Entry::tiles_for(chunk, sums) {

@@ -90,7 +90,7 @@ fn posting_does_not_depend_on_the_number_of_lanes() {
 #[test]
 fn alignment_decides_the_width() {
     let sums = Wishes {
-        bulk: true,
+        bulk: Some(0),
         sums: true,
         most_blocks: None,
     };
@@ -121,7 +121,7 @@ fn alignment_decides_the_width() {
 #[test]
 fn the_bulk_engine_is_asked_for_and_there() {
     let wishes = Wishes {
-        bulk: true,
+        bulk: Some(0),
         ..Wishes::default()
     };
     let bulk = only(&job(40 << 10, 64, 8), &H200, wishes);
@@ -151,6 +151,19 @@ fn the_bulk_engine_is_asked_for_and_there() {
     ));
     assert!(matches!(
         only(&job(1 << 10, 64, 8), &H200, wishes).entry,
+        Entry::Tiles { .. }
+    ));
+    // Only pieces from the size on that the wish names.
+    let long = Wishes {
+        bulk: Some(40 << 10),
+        ..wishes
+    };
+    assert_eq!(
+        only(&job(40 << 10, 64, 8), &H200, long).entry,
+        Entry::Bulk { sums: false }
+    );
+    assert!(matches!(
+        only(&job((40 << 10) - 16, 64, 8), &H200, long).entry,
         Entry::Tiles { .. }
     ));
 }

@@ -7,8 +7,8 @@ use pdkv_core::ErrorKind;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_device::cuda::{
-    Cargo, Courier, DeviceBuffer, DeviceMapping, DeviceRegion, Driver, Event, Gpu, HostAccess, HostPath, HostPaths,
-    Reach, Stream,
+    BulkSize, Cargo, Courier, DeviceBuffer, DeviceMapping, DeviceRegion, Driver, Event, Gpu, HostAccess, HostPath,
+    HostPaths, Reach, Stream,
 };
 use pdkv_device::{HostRegion, HugePages};
 
@@ -19,6 +19,7 @@ use crate::standin::{Held, counts, fail, reset, variant};
 const PIECES: u64 = 1024;
 const PIECE: u64 = 512;
 const LEN: u64 = 2 * PIECES * PIECE;
+const NO_BULK: BulkSize = BulkSize::Never("a test");
 
 /// Where memory of a test lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +154,7 @@ fn cargo_goes_as_was_measured_and_takes_no_more_of_the_gpu_than_a_link_is_worth(
     let driver = Driver::open_at(&path).unwrap();
     let gpu = loaded(&driver, 0);
     for way in [HostPath::Kernel, HostPath::Batch] {
-        let mut courier = Courier::forced(&gpu, HostPaths::always(way)).unwrap();
+        let mut courier = Courier::forced(&gpu, HostPaths::always(way), NO_BULK).unwrap();
         for (src, dst) in [
             (At::Here, At::Here),
             (At::Here, At::Beside),
@@ -184,7 +185,7 @@ fn a_batch_that_the_driver_takes_a_part_of_fails_when_that_part_is_over() {
         return;
     };
     let gpu = loaded(&alone.driver, 0);
-    let mut courier = Courier::forced(&gpu, HostPaths::always(HostPath::Batch)).unwrap();
+    let mut courier = Courier::forced(&gpu, HostPaths::always(HostPath::Batch), NO_BULK).unwrap();
     let (from, to) = (
         Place::new(&alone.driver, At::Host, 0),
         Place::new(&alone.driver, At::Here, 0x55),

@@ -4,6 +4,7 @@
 
 mod allocations;
 mod alone;
+mod bulk;
 mod caches;
 #[path = "../common/mod.rs"]
 mod common;

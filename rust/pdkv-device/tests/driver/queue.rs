@@ -35,10 +35,10 @@ fn a_post_copies_sums_up_and_tells() {
     };
     let mut value = 0;
     for (same, content, bulk) in [
-        (true, 512, false),
-        (true, 512, true),
-        (false, 512, true),
-        (false, 6, false),
+        (true, 512, None),
+        (true, 512, Some(0)),
+        (false, 512, Some(0)),
+        (false, 6, None),
     ] {
         let wish = Wish {
             same,

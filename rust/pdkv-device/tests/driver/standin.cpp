@@ -17,6 +17,7 @@ namespace {
 struct Function {
     std::size_t entry;
     int shared;
+    std::string name;
 };
 struct Module {
     std::map<std::string, Function> functions;
@@ -77,7 +78,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
         *value = 1 + ordinal;
         return 0;
     }
-    static const std::map<int, int> values = {{16, settings.multiprocessors}, {39, 2048}, {41, 1}, {75, 9}, {76, 0}, {99, 1},
+    static const std::map<int, int> values = {{16, settings.multiprocessors}, {38, 1 << 20}, {39, 2048}, {115, settings.pools}, {41, 1}, {75, settings.major}, {76, 0}, {99, 1},
                                               {110, 1}, {81, 228 << 10}, {97, 227 << 10}, {102, settings.vmm},
                                               {113, 1}, {103, settings.vmm}, {34, 0}, {50, 0}, {116, 0}, {124, 0},
                                               {117, settings.flush}, {118, settings.ordering}};
@@ -153,7 +154,7 @@ API cuModuleGetFunction(void **function, void *module, const char *name) {
 #ifndef STANDIN_BARE
     for (std::size_t at = 0; at < sizeof ENTRIES / sizeof *ENTRIES; ++at) {
         if (ENTRIES[at].name == std::string(name)) {
-            *function = &static_cast<Module *>(module)->functions.try_emplace(name, Function{at, 48 << 10}).first->second;
+            *function = &static_cast<Module *>(module)->functions.try_emplace(name, Function{at, 48 << 10, name}).first->second;
             return 0;
         }
     }
@@ -174,11 +175,13 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     if (!gx || gy != 1 || gz != 1 || !bx || by != 1 || bz != 1 || bx > 1024 || extra) return 1;
     if (static_cast<int>(shared) > found.shared) return 1;
     ++alive["launches"];
+    ++alive["launches " + found.name];
     alive["blocks"] += gx;
 #ifndef STANDIN_BARE
     pdkv::View view;
     std::memcpy(&view, arguments[0], sizeof view);
     const auto launch = [=] {
+        if (!settings.slow.empty() && found.name.find(settings.slow) != std::string::npos) pretended_ms += SLOW_MS;
         gridDim.x = gx;
         blockDim.x = bx;
         for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x)

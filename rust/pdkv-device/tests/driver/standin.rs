@@ -103,7 +103,7 @@ pub(crate) fn alive(path: &Path) -> BTreeMap<String, i64> {
     for calls in ["launches", "blocks", "waits", "blocking streams", "urgent streams"] {
         counts.remove(calls);
     }
-    counts.retain(|name, count| *count != 0 && !name.starts_with("calls "));
+    counts.retain(|name, count| *count != 0 && !name.starts_with("calls ") && !name.starts_with("launches "));
     counts
 }
 

@@ -64,7 +64,7 @@ fn no_tile_is_overwritten_before_it_has_left() {
         };
         let wishes = Wishes {
             sums: true,
-            bulk: true,
+            bulk: Some(0),
             most_blocks: None,
         };
         let list = launches(&job, &device, wishes).unwrap();

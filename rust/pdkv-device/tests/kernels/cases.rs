@@ -64,7 +64,9 @@ pub(crate) fn device() -> impl Strategy<Value = DeviceFacts> {
 
 pub(crate) fn wishes() -> impl Strategy<Value = Wishes> {
     let most_blocks = prop_oneof![2 => Just(None), 1 => (1_u32..3).prop_map(Some)];
-    (any::<bool>(), any::<bool>(), most_blocks).prop_map(|(sums, bulk, most_blocks)| Wishes {
+    // Where it can, or for the longer pieces of a plan only.
+    let bulk = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 1 => (1_u64..40_000).prop_map(Some)];
+    (any::<bool>(), bulk, most_blocks).prop_map(|(sums, bulk, most_blocks)| Wishes {
         sums,
         bulk,
         most_blocks,

@@ -29,7 +29,7 @@ fn who_packs_and_who_unpacks_agree() {
     };
     let wishes = Wishes {
         sums: true,
-        bulk: true,
+        bulk: Some(0),
         most_blocks: None,
     };
     let odd = WireOrder::new([

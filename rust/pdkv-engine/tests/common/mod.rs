@@ -16,7 +16,7 @@ use pdkv_core::dtype::DType;
 use pdkv_core::id::RegionId;
 use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
 use pdkv_core::shard::Shard;
-use pdkv_device::cuda::{DeviceBuffer, DeviceRegion, Gpu, HostPaths};
+use pdkv_device::cuda::{BulkSize, DeviceBuffer, DeviceRegion, Gpu, HostPaths};
 use pdkv_device::{HostRegion, HugePages, Memory as Registered};
 use pdkv_engine::{Engine, EngineConfig, KvCache, LocalSpan, Peer, RemoteSpan, TransportKind};
 
@@ -266,6 +266,7 @@ pub(crate) fn cache_of(engine: &Engine, kind: Memory, content: u64) -> KvCache {
 pub(crate) fn await_measurement(gpu: &Gpu) {
     let kernels = gpu.kernels().expect("the stand-in's kernels");
     HostPaths::of(kernels).expect("the stand-in measures");
+    BulkSize::of(kernels).expect("the stand-in measures");
 }
 
 fn regions_of(region: &Registered, layout: &KvLayout) -> Vec<Registered> {

@@ -52,6 +52,11 @@ impl Ends {
         let here = self.reader.register(memory(ours, LEN), None, true).unwrap();
         let bytes: Vec<u8> = (0..LEN).map(|at| (at * 31 + at / 251) as u8).collect();
         there.memory().write_at(0, &bytes).unwrap();
+        for end in [&there, &here] {
+            if let Some(region) = end.memory().device() {
+                await_measurement(region.gpu());
+            }
+        }
         let (near, far) = spans(&here, &there);
         let transfer = self.peer.read(&[near], &[far], None, &RawOptions::default()).unwrap();
         transfer.wait(WAIT).unwrap();
@@ -81,6 +86,8 @@ fn what_goes_over_a_link_takes_no_more_of_the_gpu_than_fills_it() {
         (Memory::Device, Memory::Private, 16),
         (Memory::Private, Memory::Device, 16),
     ] {
+        // The first time it may be measured meanwhile.
+        ends.read(theirs, ours);
         let before = count("blocks");
         ends.read(theirs, ours);
         assert_eq!(count("blocks") - before, blocks, "{ours:?} from {theirs:?}");
@@ -124,6 +131,37 @@ fn the_way_between_host_and_gpu_is_measured_once_beside_the_registration_and_nob
     let other = Ends::new();
     other.read(Memory::Device, Memory::Private);
     assert_eq!(measured(), once);
+}
+
+#[test]
+fn inside_a_gpu_the_bulk_engine_copies_where_it_was_measured_to_be_faster() {
+    // The other kernel is slow, by the clock of the stand-in's GPU.
+    let settings = [
+        ("PDKV_STANDIN_SLOW", "copy_tiles"),
+        // And no batches, so that a kernel copies whatever the way.
+        ("PDKV_STANDIN_VERSION", "12040"),
+    ];
+    if !is_here_with(
+        "links::inside_a_gpu_the_bulk_engine_copies_where_it_was_measured_to_be_faster",
+        &settings,
+    ) {
+        return;
+    }
+    let ends = Ends::new();
+    // Both GPUs are measured beside this.
+    ends.read(Memory::Other, Memory::Device);
+    let bulk = || count("launches pdkv2_copy_bulk");
+    for (theirs, ours, launches) in [
+        (Memory::Device, Memory::Malloc, 1),
+        (Memory::Malloc, Memory::Device, 1),
+        (Memory::Other, Memory::Device, 0),
+        (Memory::Device, Memory::Private, 0),
+        (Memory::Private, Memory::Device, 0),
+    ] {
+        let before = bulk();
+        ends.read(theirs, ours);
+        assert_eq!(bulk() - before, launches, "{ours:?} from {theirs:?}");
+    }
 }
 
 #[test]

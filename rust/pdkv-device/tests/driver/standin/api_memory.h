@@ -70,6 +70,35 @@ API cuMemFree_v2(u64 address) {
     CALL_IN_CONTEXT(cuMemFree_v2);
     return free_mapping(guard, address, "device memory");
 }
+// In the order of a stream: nobody is waited for, at neither end.
+API cuMemAllocAsync(u64 *address, std::size_t bytes, void *stream) {
+    CALL_IN_CONTEXT(cuMemAllocAsync);
+    if (!settings.pools) return 801;  // CUDA_ERROR_NOT_SUPPORTED
+    if (bytes == 0 || !stream_of(stream)) return 1;
+    if (bytes >> 20 > static_cast<std::size_t>(settings.free_mib)) return 2;
+    const int device = entered.back()->device;
+    const BlockPtr block = make_block(device, bytes, 0);
+    const Mapping *mapping = block ? map_block(block, bytes, Kind::Pool, {device}) : nullptr;
+    if (!mapping) return 2;
+    *address = mapping->start;
+    ++alive["pool memory"];
+    return 0;
+}
+API cuMemFreeAsync(u64 address, void *stream) {
+    CALL_IN_CONTEXT(cuMemFreeAsync);
+    const auto found = mappings.find(address);
+    if (found == mappings.end() || found->second.kind != Kind::Pool) return 1;
+    return ask(stream, [=] {
+        unmap(address);
+        --alive["pool memory"];
+    });
+}
+API cuMemGetInfo_v2(std::size_t *free, std::size_t *total) {
+    CALL_IN_CONTEXT(cuMemGetInfo_v2);
+    *free = static_cast<std::size_t>(settings.free_mib) << 20;
+    *total = std::size_t(1) << 37;
+    return 0;
+}
 API cuMemHostAlloc(void **start, std::size_t bytes, unsigned) {
     CALL_IN_CONTEXT(cuMemHostAlloc);
     *start = std::aligned_alloc(PAGE, whole(bytes, PAGE));

@@ -53,11 +53,15 @@ struct Settings {
     int init = setting("PDKV_STANDIN_INIT", 0);       // what cuInit returns
     int devices = setting("PDKV_STANDIN_DEVICES", 2);
     std::string name = text_setting("PDKV_STANDIN_NAME", "Stand-in H200");
+    int major = setting("PDKV_STANDIN_MAJOR", 9);     // compute capability
     int multiprocessors = setting("PDKV_STANDIN_MULTIPROCESSORS", 3);
     bool peers = setting("PDKV_STANDIN_PEERS", 1);    // whether devices reach each other
     bool strict = setting("PDKV_STANDIN_STRICT", 0);  // whether addresses are looked up in a context only, and of
                                                       // host memory less is told
     bool vmm = setting("PDKV_STANDIN_VMM", 1);        // whether there is memory that descriptors name
+    bool pools = setting("PDKV_STANDIN_POOLS", 1);    // whether there is memory in the order of a stream
+    long free_mib = setting("PDKV_STANDIN_FREE_MIB", 1 << 17);
+    std::string slow = text_setting("PDKV_STANDIN_SLOW", "copy_bulk");  // kernels with this in their names take long
     bool open = setting("PDKV_STANDIN_OPEN", 0);      // whether the CPU may touch device memory
     int flush = setting("PDKV_STANDIN_FLUSH", 1);     // whether the host can have it see what adapters have written (bit 0)
     int ordering = setting("PDKV_STANDIN_ORDERING", 0);  // for whom it sees that by itself: 100 itself, 200 all

@@ -112,10 +112,14 @@ void progress_all(std::unique_lock<std::mutex> &guard) {
     for (const StreamPtr &stream : all) progress(guard, stream, stream->asked);
 }
 
+// A slow kernel takes this by the device's clock alone, so that which of two is faster is no matter of how busy this machine is.
+constexpr double SLOW_MS = 10'000;
+double pretended_ms = 0;
+
 double now_ms() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+    return now.tv_sec * 1e3 + now.tv_nsec / 1e6 + pretended_ms;
 }
 
 }  // namespace

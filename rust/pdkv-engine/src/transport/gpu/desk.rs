@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{Cargo, Courier, Gpu, HostPaths, Landed};
+use pdkv_device::cuda::{BulkSize, Cargo, Courier, Gpu, HostPaths, Landed};
 
 use super::super::work::Program;
 use super::super::{Direction, Work};
@@ -35,7 +35,7 @@ pub(super) struct Order {
 pub(crate) struct Desk {
     gpu: Gpu,
     inner: Arc<Inner>,
-    /// Whether somebody was told to measure how bytes go best between the host and this GPU.
+    /// Whether somebody was told to measure how bytes go best between the host and this GPU, and inside it.
     measured: AtomicBool,
     /// A forked child has none of the threads.
     process: u32,
@@ -116,15 +116,20 @@ impl Desk {
         (lasts(error) || since.elapsed() < AGAIN).then(|| error.message().to_owned())
     }
 
-    /// Has it measured how bytes go best between the host and this GPU, once for the process, in some hundredths of a second: on a thread of its own,
-    /// for nobody waits for it. What is not known, a kernel copies.
+    /// Has it measured how bytes go best between the host and this GPU, and inside it, once for the process, in some hundredths of a second: on a
+    /// thread of its own, for nobody waits for it. What is not known, a kernel copies that loads and stores.
     pub(super) fn measure(&self) {
         if self.measured.swap(true, Ordering::Relaxed) {
             return;
         }
         let gpu = self.gpu.clone();
         // What fails is not tried again by each transfer, for it takes memory of a GPU that may have none left.
-        let measure = move || drop(gpu.kernels().and_then(HostPaths::of));
+        let measure = move || {
+            if let Ok(kernels) = gpu.kernels() {
+                let _ = HostPaths::of(kernels);
+                let _ = BulkSize::of(kernels);
+            }
+        };
         if crate::mover::spawn("pdkv-measure", measure).is_err() {
             self.measured.store(false, Ordering::Relaxed);
         }
