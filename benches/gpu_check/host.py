@@ -14,6 +14,7 @@ import numpy as np
 from gpu_check.arena import Arena, Buffer, open_arena
 from gpu_check.outcome import Outcome, StepFailedError
 from gpu_check.pattern import random_bytes
+from gpu_check.speed import ways
 from gpu_check.timing import median_s, rate
 from pdkv import Engine, PdkvError
 from pdkv._core import CudaLoop
@@ -120,6 +121,6 @@ def run(_budget_s: float) -> Outcome:
     best = {row["direction"]: max(row["few_gb_s"] / row["limit_gb_s"] for row in rows) for row in rows}
     return Outcome(
         text="few blocks at best " + ", ".join(f"{share:.2f} of the copy engine {way}" for way, share in best.items()),
-        facts={"total_bytes": total, "link_blocks": loop.facts["link_blocks"]},
+        facts={"total_bytes": total, "link_blocks": loop.facts["link_blocks"], **ways(loop)},
         rows=rows,
     )

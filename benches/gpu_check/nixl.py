@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_check.arena import is_dry, open_arena
 from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
-from gpu_check.speed import Blocks, taken_way
+from gpu_check.speed import Blocks, taken_way, ways
 from gpu_check.timing import median_s, rate
 from pdkv._core import CudaLoop
 
@@ -74,13 +74,13 @@ def run(budget_s: float) -> Outcome:
     content = arena.random(pool, 6)
     arena.write(src, content)
     agents = _Agents(module, src.owner, dst.owner)
-    rows, started = [], time.monotonic()
+    measured, rows, started = ways(loop), [], time.monotonic()
     for block_bytes in BLOCK_BYTES[::-1]:
         blocks = Blocks(arena, TOTAL_BYTES, block_bytes, src, dst)
         handle = agents.handle(blocks)
         taken = median_s(lambda handle=handle: agents.read(handle), takes=3)
         blocks.verify(content, "NIXL")
-        copy = blocks.kernel(loop, bulk=taken_way(loop.facts, block_bytes) == "bulk")
+        copy = blocks.kernel(loop, bulk=taken_way(measured, block_bytes) == "bulk")
         once = median_s(lambda copy=copy: _once(copy), takes=3)
         blocks.verify(content, f"{copy.kernels}")
         rows.append(

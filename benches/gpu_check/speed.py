@@ -101,13 +101,21 @@ class Blocks:
         return wrong
 
 
-def taken_way(facts: Mapping[str, Any], block_bytes: int) -> str:
+def ways(loop: CudaLoop) -> dict[str, Any]:
+    """Gives what transfers find measured on this GPU; where that fails, what they do then."""
+    try:
+        return loop.ways()
+    except PdkvError as error:
+        return {"bulk_from_bytes": None, "ways_missing": str(error)}
+
+
+def taken_way(measured: Mapping[str, Any], block_bytes: int) -> str:
     """Says which kernel a transfer within a GPU takes for pieces of this size: `kernel`, or `bulk` for the bulk engine.
 
-    That is the product's word, not this table's: `bulk_from` is the size from which on its route takes the bulk engine,
-    and there is none where it never does.
+    That is the product's word, not this table's: `bulk_from_bytes` is the size from which on its route takes the bulk
+    engine, and there is none where it never does.
     """
-    bulk_from = facts.get("bulk_from")
+    bulk_from = measured.get("bulk_from_bytes")
     return "bulk" if bulk_from is not None and block_bytes >= bulk_from else "kernel"
 
 
@@ -123,8 +131,8 @@ def ratios(seconds: Mapping[str, float], limit_s: float, way: str) -> dict[str, 
     }
 
 
-def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[str, Any]:
-    """Measures one size.
+def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures one size; fractions and multiples are of what a transfer takes.
 
     Raises:
         StepFailedError: A byte is wrong.
@@ -158,7 +166,7 @@ def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float) -> dict[st
         blocks.verify(content, name)
     seconds["torch"] = _by_index(blocks)
     rates = {f"{name}_gb_s": rate(blocks.nbytes, one) for name, one in seconds.items()}
-    way = taken_way(loop.facts, blocks.block_bytes)
+    way = taken_way(measured, blocks.block_bytes)
     return {**size, **rates, **facts, **ratios(seconds, limit_s, way), "wrong": 0}
 
 
@@ -213,20 +221,21 @@ def run(budget_s: float) -> Outcome:
     arena.write(src, content)
     limit_s = median_s(lambda: loop.whole(dst.address, src.address, total, _ROUNDS))
     arena.write(dst, arena.flat(np.zeros(pool, np.uint8)))
+    measured = ways(loop)
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
     # The sizes of which something is promised come first, should there be no time for all.
     for block_bytes in sorted(BLOCK_BYTES, key=lambda size: (size not in PROMISED, -size)):
         if rows and time.monotonic() - started > budget_s:
             break
-        rows.append(row(loop, Blocks(arena, total, block_bytes, src, dst), content, limit_s))
+        rows.append(row(loop, Blocks(arena, total, block_bytes, src, dst), content, limit_s, measured))
     rows.sort(key=lambda row: row["block_bytes"])
     text = f"{len(rows)} sizes of blocks, {total >> 20} MiB each, device copy at {rate(total, limit_s):.0f} GB/s"
     whole = len(rows) == len(BLOCK_BYTES)
     return Outcome(
         PASSED if whole else FAILED,  # what there is of the table is kept
         text=text if whole else f"only {len(rows)} of {len(BLOCK_BYTES)} sizes in {budget_s:g} s: {text}",
-        facts={"total_bytes": total, "limit_gb_s": rate(total, limit_s), "rounds": _ROUNDS},
+        facts={"total_bytes": total, "limit_gb_s": rate(total, limit_s), "rounds": _ROUNDS, **measured},
         rows=rows,
         absent=[] if all("batch_gb_s" in row for row in rows) else ["cuMemcpyBatchAsync"],
     )

@@ -286,7 +286,7 @@ def test_the_last_line_names_what_was_left_out(lacks, monkeypatch, tmp_path, cap
 def test_what_is_judged_is_the_kernel_that_a_transfer_takes():
     seconds = {"kernel": 4.0, "bulk": 1.0, "loop": 40.0, "torch": 8.0}
     assert speed.taken_way({}, 16384) == "kernel", "no transfer takes the bulk engine until the route says so"
-    assert [speed.taken_way({"bulk_from": 8192}, size) for size in (4096, 8192)] == ["kernel", "bulk"]
+    assert [speed.taken_way({"bulk_from_bytes": 8192}, size) for size in (4096, 8192)] == ["kernel", "bulk"]
     found = speed.ratios(seconds, 2.0, "kernel")
     assert (found["fraction"], found["times_loop"], found["times_torch"]) == (0.5, 10.0, 2.0)
     assert (found["fraction_bulk"], found["times_batch"], found["taken"]) == (2.0, None, "kernel")

@@ -36,6 +36,7 @@ H200 = {
     "isolated": None,
     "batched_copies": True,
     "kernels": {"good": True, "text": "kept in `a file`", "hint": None},
+    "ways": {"good": True, "text": "between the host and it by a kernel", "hint": None},
     "ipc": {"good": True, "text": "memory of cudaMalloc, by CUDA IPC", "hint": None},
     "pool": {"good": True, "text": "pools of pdkv, by file descriptor", "hint": None},
     "dma_buf": True,
@@ -76,7 +77,14 @@ def test_no_gpu_and_one_that_is_hidden(tmp_path):
 def test_a_gpu_that_works(tmp_path):
     findings, facts = gpu.examine(tmp_path, present(H200), MOVED_BY_GPU, has_rdma=False)
     assert all(finding.good for finding in findings), findings
-    assert [finding.subject for finding in findings] == ["gpu", "cuda:0", "cuda:0 kernels", "cuda:0 memory", "cuda"]
+    assert [finding.subject for finding in findings] == [
+        "gpu",
+        "cuda:0",
+        "cuda:0 kernels",
+        "cuda:0 ways",
+        "cuda:0 memory",
+        "cuda",
+    ]
     assert "compute capability 9.0" in one(findings, "cuda:0").text
     assert "by CUDA IPC; pools of pdkv" in one(findings, "cuda:0 memory").text
     assert facts["trial"]["detail"] == "CUDA IPC"
@@ -143,6 +151,18 @@ def test_a_gpu_trial_that_fails_or_dies(tmp_path):
         assert not one(findings, "cuda").good
         assert part in one(findings, "cuda").text
         assert all_hinted(findings)
+
+
+def test_the_ways_that_were_measured_are_shown(tmp_path):
+    findings, _ = gpu.examine(tmp_path, present(H200), MOVED_BY_GPU, has_rdma=False)
+    assert one(findings, "cuda:0 ways").text == "between the host and it by a kernel"
+    for hint, shown in (("please report this", "please report this"), (None, "nvidia-smi")):
+        broken = {**H200, "ways": {"good": False, "text": "it wrote wrong bytes", "hint": hint}}
+        findings, _ = gpu.examine(tmp_path, present(broken), MOVED_BY_GPU, has_rdma=False)
+        found = one(findings, "cuda:0 ways")
+        assert (found.good, shown in found.hint) == (False, True)
+    findings, _ = gpu.examine(tmp_path, present({**H200, "ways": None}), MOVED_BY_GPU, has_rdma=False)
+    assert "cuda:0 ways" not in [finding.subject for finding in findings], "nothing is measured without kernels"
 
 
 def test_an_old_driver_is_said_to_lack_batches(tmp_path):

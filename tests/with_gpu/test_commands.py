@@ -55,10 +55,13 @@ def test_bench_in_the_layouts_of_llm_engines():
 def test_doctor_shows_gpus_and_tries_them():
     report = command("doctor", "--format", "json")
     findings = {finding["subject"]: finding for finding in report["findings"]}
-    assert {"gpu", "cuda:0", "cuda:0 kernels", "cuda:0 memory", "cuda:1", "cuda"} <= set(findings)
+    assert {"gpu", "cuda:0", "cuda:0 kernels", "cuda:0 ways", "cuda:0 memory", "cuda:1", "cuda"} <= set(findings)
     assert findings["cuda"]["status"] == "ok", findings["cuda"]
     assert "moved 65536 bytes" in findings["cuda"]["text"]
     assert "PDKV_CUDA_IMAGE" in findings["cuda:0 kernels"]["text"]
+    assert findings["cuda:0 ways"]["text"].endswith(
+        "inside it the bulk engine never: it was no faster when it was measured"
+    )
     devices = report["gpu"]["devices"]
     assert [device["ordinal"] for device in devices] == list(range(len(devices)))
     assert len({device["uuid"] for device in devices}) == len(devices)

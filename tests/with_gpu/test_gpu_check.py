@@ -15,7 +15,7 @@ from gpu_check import host, jobs, kernels, plans, posting, protocols, speed, str
 from gpu_check.far import Far
 from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError, StepSkippedError
 
-from pdkv import Engine
+from pdkv import Engine, PdkvError
 from pdkv._core import CudaLoop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,7 +209,11 @@ def test_an_overtaking_transfer_is_noticed(monkeypatch):
 def test_the_table(monkeypatch):
     monkeypatch.setattr(speed, "BLOCK_BYTES", (2048, 16384))
     monkeypatch.setattr(speed, "DRY_TOTAL_BYTES", 256 << 10)
-    rows = speed.run(60).rows
+    outcome = speed.run(60)
+    rows = outcome.rows
+    assert outcome.facts["bulk"] == "never: it was no faster when it was measured", "the stand-in's is slow"
+    assert {row["taken"] for row in rows} == {"kernel"}
+    assert all(row["fraction"] == row["fraction_kernel"] for row in rows)
     assert [row["block_bytes"] for row in rows] == [2048, 16384]
     for row in rows:
         assert (row["wrong"], row["taken"]) == (0, "kernel")
@@ -217,6 +221,20 @@ def test_the_table(monkeypatch):
             row
         )
         assert "batch_gb_s" in row or "batch_missing" in row
+
+
+def test_the_table_is_about_what_transfers_take():
+    assert speed.of_transfers(16384, 16384) == "bulk"
+    assert speed.of_transfers(16383, 16384) == "kernel"
+    assert speed.of_transfers(1 << 20, None) == "kernel"
+
+
+def test_a_gpu_that_measures_nothing_is_said_to(arena):
+    class Full:
+        def ways(self):
+            raise PdkvError("no room")
+
+    assert speed.ways(Full()) == {"bulk_from_bytes": None, "ways_missing": "no room"}
 
 
 def test_a_wrong_byte_in_the_table_is_noticed(monkeypatch):

@@ -17,6 +17,7 @@ _BY_COMPILER = (
     "install the compiler of the driver's CUDA release (`pip install nvidia-cuda-nvrtc-cu12`, for CUDA 13 "
     "`nvidia-cuda-nvrtc`), or name a ready image by PDKV_CUDA_IMAGE"
 )
+_BUSY = "does another process hold all of its memory (`nvidia-smi`)?"
 _SHARING = (
     "the processes must see the same GPU, and no border of MIG or of a container's IPC namespace may be between them"
 )
@@ -73,7 +74,7 @@ def examine(root: Path, cuda: Outcome, trial: Outcome, *, has_rdma: bool) -> tup
 def _of_one(gpu: Mapping[str, Any], kernels: list[dict[str, Any]]) -> list[Finding]:
     subject = f"cuda:{gpu['ordinal']}"
     if gpu["error"]:
-        hint = gpu["hint"] or "does another process hold all of it (`nvidia-smi`)?"
+        hint = gpu["hint"] or _BUSY
         return [Finding(subject, good=False, text=gpu["error"], hint=hint)]
     text = f"`{gpu['name']}`, compute capability {gpu['capability']}"
     if not gpu["batched_copies"]:
@@ -83,7 +84,10 @@ def _of_one(gpu: Mapping[str, Any], kernels: list[dict[str, Any]]) -> list[Findi
         findings = [Finding(subject, good=False, text=f"{text}; {gpu['isolated']}", hint=hint)]
     else:
         findings = [Finding(subject, good=True, text=text)]
-    return [*findings, _kernels(subject, gpu["kernels"], kernels), _shared(subject, gpu)]
+    findings.append(_kernels(subject, gpu["kernels"], kernels))
+    if gpu["ways"]:
+        findings.append(_ways(subject, gpu["ways"]))
+    return [*findings, _shared(subject, gpu)]
 
 
 def _kernels(subject: str, found: Mapping[str, Any], places: list[dict[str, Any]]) -> Finding:
@@ -93,6 +97,12 @@ def _kernels(subject: str, found: Mapping[str, Any], places: list[dict[str, Any]
     looked = "; ".join(f"{place['place']}: {place['text']}" for place in places)
     text = f"{found['text']} (looked at {looked})" if looked else found["text"]
     return Finding(f"{subject} kernels", good=False, text=text, hint=found["hint"] or _BY_COMPILER)
+
+
+def _ways(subject: str, found: Mapping[str, Any]) -> Finding:
+    """How bytes were measured to go fastest."""
+    hint = None if found["good"] else found["hint"] or _BUSY
+    return Finding(f"{subject} ways", good=found["good"], text=found["text"], hint=hint)
 
 
 def _shared(subject: str, gpu: Mapping[str, Any]) -> Finding:

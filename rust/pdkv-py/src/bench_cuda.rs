@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
-use pdkv_device::cuda::{CopyQueue, Event, Gpu, HostAccess, LINK_BLOCKS, Stream, has_batch};
+use pdkv_device::cuda::{BulkSize, CopyQueue, Event, Gpu, HostAccess, HostPaths, LINK_BLOCKS, Stream, has_batch};
 use pdkv_device::kernels::{Axis, Entry, Job, Jobs, Lane, Logical, PageTables, Shape, Side, Wishes, launches};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -139,6 +139,20 @@ impl PyCudaLoop {
         facts.set_item("batched_copies", has_batch(self.0.gpu.context()))?;
         facts.set_item("link_blocks", LINK_BLOCKS)?;
         Ok(facts)
+    }
+
+    /// What transfers of this process find measured: how they go between the host and this GPU, and from pieces of how many bytes on by the bulk engine
+    /// inside it.
+    fn ways<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (host, bulk) = enter::detached(py, || {
+            let kernels = self.0.gpu.kernels()?;
+            Ok((HostPaths::of(kernels)?, BulkSize::of(kernels)?))
+        })?;
+        let ways = PyDict::new(py);
+        ways.set_item("host", host.to_string())?;
+        ways.set_item("bulk", bulk.to_string())?;
+        ways.set_item("bulk_from_bytes", bulk.bytes())?;
+        Ok(ways)
     }
 
     /// The names of all kernels that this GPU has.

@@ -1,9 +1,10 @@
 //! What `pdkv doctor` asks about GPUs: the driver, each device, where its kernels come from, what memory of it others can map.
 //! Only for a process of its own: the driver keeps threads, and whoever forks after it has started is lost.
 
-use pdkv_core::Result;
+use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::cuda::{
-    self, AdapterAccess, DeviceBuffer, DeviceRegion, Gpu, Handle, IpcHandle, Presence, Sources, has_batch,
+    self, AdapterAccess, BulkSize, DeviceBuffer, DeviceRegion, Gpu, Handle, HostPaths, IpcHandle, Kernels, Presence,
+    Sources, has_batch,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -50,6 +51,8 @@ struct Looked {
     isolated: Option<String>,
     batched: bool,
     kernels: Verdict,
+    /// How bytes were measured to go fastest; none without kernels.
+    ways: Option<Verdict>,
     ipc: Verdict,
     pool: Verdict,
     adapters: AdapterAccess,
@@ -67,11 +70,22 @@ impl Looked {
             isolated: gpu.isolated().map(str::to_owned),
             batched: has_batch(gpu.context()),
             kernels: Verdict::of(gpu.kernels().map(|kernels| kernels.origin().to_string())),
+            ways: gpu.kernels().ok().map(|kernels| Verdict::of(ways(kernels))),
             ipc: Verdict::of(ipc(&gpu)),
             pool: Verdict::of(pool(&gpu)),
             adapters: gpu.adapter_access()?,
             unseen: gpu.may_see_arrivals().err(),
         })
+    }
+}
+
+/// What transfers would find measured.
+fn ways(kernels: &Kernels) -> Result<String> {
+    let (host, bulk) = (HostPaths::of(kernels)?, BulkSize::of(kernels)?);
+    let text = format!("between the host and it {host}; inside it the bulk engine {bulk}");
+    match bulk {
+        BulkSize::Wrong => Err(Error::new(ErrorKind::Device, "measure copies", text).with_hint("please report this")),
+        _ => Ok(text),
     }
 }
 
@@ -147,6 +161,8 @@ fn gpu(py: Python<'_>, ordinal: u32) -> PyResult<Bound<'_, PyDict>> {
             gpu.set_item("isolated", looked.isolated)?;
             gpu.set_item("batched_copies", looked.batched)?;
             gpu.set_item("kernels", looked.kernels.to_dict(py)?)?;
+            let ways = looked.ways.map(|ways| ways.to_dict(py)).transpose()?;
+            gpu.set_item("ways", ways)?;
             gpu.set_item("ipc", looked.ipc.to_dict(py)?)?;
             gpu.set_item("pool", looked.pool.to_dict(py)?)?;
             gpu.set_item("dma_buf", looked.adapters.dma_buf)?;

@@ -3,6 +3,7 @@
 //! A kernel takes pieces of any size and keeps multiprocessors busy that an LLM engine would like to have; copy engines take none of them, and a
 //! while for each piece. Which is faster for which pieces is measured once for each device of a process.
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::PoisonError;
 
@@ -120,6 +121,16 @@ impl HostPaths {
     }
 }
 
+impl fmt::Display for HostPaths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = |from: Option<u64>| match from {
+            Some(from) => format!("in batches from pieces of {from} bytes on"),
+            None => "by a kernel".to_owned(),
+        };
+        write!(f, "{} to the GPU, {} back", way(self.to_device), way(self.to_host))
+    }
+}
+
 /// Pieces that continue one another on neither side.
 fn scattered(src: u64, dst: u64, piece: u64) -> Vec<Run> {
     let count = SAMPLE_BYTES / piece;
@@ -180,6 +191,10 @@ mod tests {
             to_device: Some(64),
             to_host: None,
         };
+        assert_eq!(
+            paths.to_string(),
+            "in batches from pieces of 64 bytes on to the GPU, by a kernel back"
+        );
         assert_eq!(paths.choose(HostDirection::ToDevice, 640, 10), HostPath::Batch);
         assert_eq!(paths.choose(HostDirection::ToDevice, 639, 10), HostPath::Kernel);
         assert_eq!(paths.choose(HostDirection::ToHost, 1 << 40, 1), HostPath::Kernel);

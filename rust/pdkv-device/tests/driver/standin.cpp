@@ -180,8 +180,11 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 #ifndef STANDIN_BARE
     pdkv::View view;
     std::memcpy(&view, arguments[0], sizeof view);
+    const bool slow = !settings.slow.empty() && found.name.find(settings.slow) != std::string::npos;
+    Stream *const clock = stream_of(stream).get();
+    if (!clock) return 400;
     const auto launch = [=] {
-        if (!settings.slow.empty() && found.name.find(settings.slow) != std::string::npos) pretended_ms += SLOW_MS;
+        if (slow) clock->pretended_ms += SLOW_MS;
         gridDim.x = gx;
         blockDim.x = bx;
         for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x)

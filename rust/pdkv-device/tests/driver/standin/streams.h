@@ -26,12 +26,16 @@ struct Step {
     std::size_t upto;  // to have done as many steps
 };
 
+// A slow kernel takes this by the clock of its stream alone, so that which of two is faster is no matter of how busy this machine is.
+constexpr double SLOW_MS = 10'000;
+
 struct Stream {
     unsigned flags;
     int device;
     std::size_t asked = 0, done = 0;
     std::deque<Step> steps;
     bool captured = false;
+    double pretended_ms = 0;
 };
 
 struct Event {
@@ -59,7 +63,7 @@ StreamPtr stream_of(void *handle) {
     if (found != streams.end()) return found->second;
     if (!address_is_default(handle)) return nullptr;
     StreamPtr &stream = entered.back()->default_stream;
-    if (!stream) stream = StreamPtr(new Stream{0, entered.back()->device, 0, 0, {}, false});
+    if (!stream) stream = StreamPtr(new Stream{0, entered.back()->device, 0, 0, {}, false, 0});
     return stream;
 }
 
@@ -112,14 +116,10 @@ void progress_all(std::unique_lock<std::mutex> &guard) {
     for (const StreamPtr &stream : all) progress(guard, stream, stream->asked);
 }
 
-// A slow kernel takes this by the device's clock alone, so that which of two is faster is no matter of how busy this machine is.
-constexpr double SLOW_MS = 10'000;
-double pretended_ms = 0;
-
 double now_ms() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6 + pretended_ms;
+    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
 }
 
 }  // namespace
@@ -141,7 +141,7 @@ API cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
 }
 API cuStreamCreateWithPriority(void **handle, unsigned flags, int priority) {
     CALL_IN_CONTEXT(cuStreamCreateWithPriority);
-    const StreamPtr stream(new Stream{flags, entered.back()->device, 0, 0, {}, false});
+    const StreamPtr stream(new Stream{flags, entered.back()->device, 0, 0, {}, false, 0});
     *handle = stream.get();
     streams[*handle] = stream;
     ++alive["streams"];
@@ -233,7 +233,7 @@ API cuEventRecord(void *event, void *handle) {
     if (!stream) return 400;
     if (!(recorded.flags & 2)) {
         const auto passed_ms = recorded.passed_ms = std::make_shared<double>(-1);
-        ask(handle, [=] { *passed_ms = now_ms(); });
+        ask(handle, [passed_ms, clock = stream.get()] { *passed_ms = now_ms() + clock->pretended_ms; });
     }
     recorded.stream = stream, recorded.at = stream->asked;
     return 0;

@@ -127,7 +127,12 @@ impl Desk {
         let measure = move || {
             if let Ok(kernels) = gpu.kernels() {
                 let _ = HostPaths::of(kernels);
-                let _ = BulkSize::of(kernels);
+                if let Ok(BulkSize::Wrong) = BulkSize::of(kernels) {
+                    tracing::warn!(
+                        gpu = gpu.ordinal(),
+                        "the bulk engine wrote wrong bytes and is left alone"
+                    );
+                }
             }
         };
         if crate::mover::spawn("pdkv-measure", measure).is_err() {
