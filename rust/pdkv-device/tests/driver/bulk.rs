@@ -71,7 +71,7 @@ fn it_is_never_taken_when_it_wrote_a_wrong_byte() {
         return;
     };
     let kernels = fresh(&path);
-    fail(&path, c"wrong", 0, 1);
+    fail(&path, c"wrong pdkv2_copy_bulk", 0, 1);
     let found = BulkSize::of(&kernels);
     reset(&path);
     assert_eq!(found.unwrap(), BulkSize::Wrong);

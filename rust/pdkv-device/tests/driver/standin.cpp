@@ -190,7 +190,7 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
         for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x)
             for (threadIdx.x = 0; threadIdx.x < bx; ++threadIdx.x) ENTRIES[found.entry].run(view);
     };
-    return ask(stream, launch, true);
+    return ask(stream, launch, found.name);
 #else
     (void)stream, (void)arguments;
     return 0;
@@ -212,7 +212,7 @@ API standin_hold(int hold) {
     return 0;
 }
 // Makes the `nth` coming call of a name return a status, 0 for every one. Also `run`, a step on the device, after which every call returns the
-// status, and `wrong`, a launch that writes one wrong byte.
+// status, and `wrong`, a launch that writes one wrong byte, or `wrong NAME`, one of the kernel of that name.
 API standin_fail(const char *call, int nth, int status) {
     std::unique_lock<std::mutex> guard(lock);
     fail(call, nth, status);

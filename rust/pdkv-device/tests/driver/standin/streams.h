@@ -21,7 +21,7 @@ using StreamPtr = std::shared_ptr<Stream>;
 
 struct Step {
     std::function<void()> what;
-    bool kernel;
+    std::string kernel;  // its name; empty for anything else
     StreamPtr other;   // a step that waits: for this stream
     std::size_t upto;  // to have done as many steps
 };
@@ -67,7 +67,7 @@ StreamPtr stream_of(void *handle) {
     return stream;
 }
 
-int ask(void *handle, std::function<void()> what, bool kernel = false) {
+int ask(void *handle, std::function<void()> what, const std::string &kernel = "") {
     const StreamPtr stream = stream_of(handle);
     if (!stream) return 400;  // CUDA_ERROR_INVALID_HANDLE
     stream->steps.push_back({std::move(what), kernel, nullptr, 0});
@@ -76,7 +76,7 @@ int ask(void *handle, std::function<void()> what, bool kernel = false) {
 }
 
 bool held(const Step &step) {
-    return settings.hold == 1 || (settings.hold == 2 && step.kernel);
+    return settings.hold == 1 || (settings.hold == 2 && !step.kernel.empty());
 }
 
 // Does one step, or one of a stream that it waits for; false while that is held back.
@@ -89,13 +89,16 @@ bool step(Stream &stream) {
         sticky = failing("run");
         if (!sticky) {
             std::unique_ptr<Spoiler> spoiler;
-            int wrong = next.kernel ? failing("wrong") : 0;
+            const bool kernel = !next.kernel.empty();
+            std::string call = "wrong";
+            int wrong = kernel ? failing(call) : 0;
+            if (kernel && !wrong) wrong = failing(call = "wrong " + next.kernel);
             if (wrong) spoiler.reset(new Spoiler);
             {
-                Running running(next.kernel ? stream.device : -1);
+                Running running(kernel ? stream.device : -1);
                 next.what();
             }
-            if (spoiler && !spoiler->spoil()) fail("wrong", 1, wrong);  // nothing changed: the next one, then
+            if (spoiler && !spoiler->spoil()) fail(call, 1, wrong);  // nothing changed: the next one, then
         }
     }
     stream.steps.pop_front();
@@ -203,7 +206,7 @@ API cuStreamWaitEvent(void *handle, void *event, unsigned flags) {
     if (!stream || flags) return 1;
     ++alive["waits"];
     if (awaited.stream && awaited.stream != stream) {
-        stream->steps.push_back({nullptr, false, awaited.stream, awaited.at});
+        stream->steps.push_back({nullptr, "", awaited.stream, awaited.at});
         ++stream->asked;
     }
     return 0;
