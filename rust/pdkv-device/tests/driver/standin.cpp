@@ -1,7 +1,7 @@
 // A stand-in for libcuda.so.1: the driver's functions over host memory, with the kernels compiled for the host.
 //
-// What a stream is asked happens when somebody waits for it or asks after it, so that a missing wait shows, between streams too; device
-// memory is out of the CPU's reach except while the device runs; and other processes can be given it. It answers misuse as the driver does,
+// What a stream is asked happens when somebody waits for it or asks after it, unless it is told to do all at once, so that a missing wait shows,
+// between streams too; device memory is out of the CPU's reach except while the device runs; and other processes can be given it. It answers misuse as the driver does,
 // counts what is alive and how often it was called, and fails where it is told to. What it is told to be: standin/state.h.
 
 #include "standin/api_beside.h"
@@ -180,6 +180,7 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 #ifndef STANDIN_BARE
     pdkv::View view;
     std::memcpy(&view, arguments[0], sizeof view);
+    if (view.flag && failing("flag")) view.flag = nullptr;
     const bool slow = !settings.slow.empty() && found.name.find(settings.slow) != std::string::npos;
     Stream *const clock = stream_of(stream).get();
     if (!clock) return 400;
@@ -208,11 +209,19 @@ extern "C" __attribute__((visibility("default"))) const char *standin_report() {
 API standin_hold(int hold) {
     std::unique_lock<std::mutex> guard(lock);
     settings.hold = hold;
+    catch_up();
     released.notify_all();
     return 0;
 }
+// 1: what is asked happens at once; 0: when somebody waits or asks.
+API standin_eager(int eager) {
+    std::unique_lock<std::mutex> guard(lock);
+    settings.eager = eager;
+    catch_up();
+    return 0;
+}
 // Makes the `nth` coming call of a name return a status, 0 for every one. Also `run`, a step on the device, after which every call returns the
-// status, and `wrong`, a launch that writes one wrong byte, or `wrong NAME`, one of the kernel of that name.
+// status; `wrong`, a launch that writes one wrong byte, or `wrong NAME`, one of the kernel of that name; and `flag`, a launch that raises no flag.
 API standin_fail(const char *call, int nth, int status) {
     std::unique_lock<std::mutex> guard(lock);
     fail(call, nth, status);

@@ -133,7 +133,8 @@ struct Spoiler {
         std::map<u64, std::size_t> places;
         for (const auto &[start, mapping] : mappings)
             if (settings.open || mapping.kind != Kind::Laid || !mapping.devices.empty()) places[start] = mapping.bytes;
-        for (const auto &[start, known] : host_memory) places[start] = known.bytes;
+        for (const auto &[start, known] : host_memory)
+            if (known.bytes > sizeof(u64)) places[start] = known.bytes;  // a word by itself is a flag, which no copy is about
         return places;
     }
     Spoiler() {

@@ -66,6 +66,7 @@ struct Settings {
     int flush = setting("PDKV_STANDIN_FLUSH", 1);     // whether the host can have it see what adapters have written (bit 0)
     int ordering = setting("PDKV_STANDIN_ORDERING", 0);  // for whom it sees that by itself: 100 itself, 200 all
     int hold = setting("PDKV_STANDIN_HOLD", 0);       // 1: nothing that is asked happens, 2: no kernel runs
+    bool eager = setting("PDKV_STANDIN_EAGER", 0);    // whether what is asked happens at once
     std::vector<int> visible;                         // the devices that this process may see, as CUDA_VISIBLE_DEVICES says
 
     Settings() {

@@ -1,7 +1,8 @@
 // Streams: what is asked of one happens in its order and of two in none, at the latest moment that the waits allow.
 //
 // A call that waits for a stream does what is left in it, and what that waits for in others. A call that only asks how far a stream is
-// brings it on by one step, so that whoever keeps asking sees an end.
+// brings it on by one step, so that whoever keeps asking sees an end. An eager stand-in does the opposite: all happens as soon as it is asked,
+// so that whoever asks nothing sees an end too.
 #pragma once
 
 #include <time.h>
@@ -67,14 +68,6 @@ StreamPtr stream_of(void *handle) {
     return stream;
 }
 
-int ask(void *handle, std::function<void()> what, const std::string &kernel = "") {
-    const StreamPtr stream = stream_of(handle);
-    if (!stream) return 400;  // CUDA_ERROR_INVALID_HANDLE
-    stream->steps.push_back({std::move(what), kernel, nullptr, 0});
-    ++stream->asked;
-    return 0;
-}
-
 bool held(const Step &step) {
     return settings.hold == 1 || (settings.hold == 2 && !step.kernel.empty());
 }
@@ -106,17 +99,38 @@ bool step(Stream &stream) {
     return true;
 }
 
+// Adds a step, and goes on to it where that is how this stand-in is.
+void append(const StreamPtr &stream, Step what) {
+    stream->steps.push_back(std::move(what));
+    ++stream->asked;
+    while (settings.eager && step(*stream)) continue;
+}
+int ask(void *handle, std::function<void()> what, const std::string &kernel = "") {
+    const StreamPtr stream = stream_of(handle);
+    if (!stream) return 400;  // CUDA_ERROR_INVALID_HANDLE
+    append(stream, {std::move(what), kernel, nullptr, 0});
+    return 0;
+}
+
 // Brings a stream to a point, and waits as long as that is held back.
 void progress(std::unique_lock<std::mutex> &guard, const StreamPtr &stream, std::size_t upto) {
     while (stream->done < upto)
         if (!step(*stream)) released.wait(guard);
 }
-void progress_all(std::unique_lock<std::mutex> &guard) {
+std::vector<StreamPtr> all_streams() {
     std::vector<StreamPtr> all;
     for (const auto &[handle, stream] : streams) all.push_back(stream);
     for (const auto &[device, context] : contexts)
         if (context.default_stream) all.push_back(context.default_stream);
-    for (const StreamPtr &stream : all) progress(guard, stream, stream->asked);
+    return all;
+}
+void progress_all(std::unique_lock<std::mutex> &guard) {
+    for (const StreamPtr &stream : all_streams()) progress(guard, stream, stream->asked);
+}
+// What an eager stand-in has to catch up on.
+void catch_up() {
+    for (const StreamPtr &stream : all_streams())
+        while (settings.eager && step(*stream)) continue;
 }
 
 double now_ms() {
@@ -206,8 +220,7 @@ API cuStreamWaitEvent(void *handle, void *event, unsigned flags) {
     if (!stream || flags) return 1;
     ++alive["waits"];
     if (awaited.stream && awaited.stream != stream) {
-        stream->steps.push_back({nullptr, "", awaited.stream, awaited.at});
-        ++stream->asked;
+        append(stream, {nullptr, "", awaited.stream, awaited.at});
     }
     return 0;
 }
