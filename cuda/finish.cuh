@@ -1,4 +1,4 @@
-// The end of a launch: the last block to arrive tells, so that nobody needs to ask the peer.
+// The end of a launch: the last block to arrive tells the host, so that nobody needs to ask the driver.
 #pragma once
 
 namespace pdkv {

@@ -80,7 +80,7 @@ impl Bench {
             ..Wishes::default()
         };
         // SAFETY: as the caller promises.
-        let ticket = unsafe { self.queue.post(jobs, wishes, None) }?.ok_or_else(no_room)?;
+        let ticket = unsafe { self.queue.post(jobs, wishes) }?.ok_or_else(no_room)?;
         self.queue.wait(ticket)?;
         self.queue
             .take_sums(ticket)

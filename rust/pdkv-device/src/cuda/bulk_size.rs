@@ -115,7 +115,7 @@ impl BulkSize {
                         ..Wishes::default()
                     };
                     // SAFETY: as above.
-                    let taken = bench.time_us(ROUNDS, |queue| unsafe { queue.post(&there, wishes, None) })?;
+                    let taken = bench.time_us(ROUNDS, |queue| unsafe { queue.post(&there, wishes) })?;
                     *best = best.min(taken);
                 }
             }

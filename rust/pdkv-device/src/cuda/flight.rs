@@ -169,7 +169,7 @@ impl<T> Courier<T> {
         for lane in &mut self.lanes {
             // A driver that fails may go on all the same: what is not known to be over is asked for again.
             while !lane.look(&mut landed) && !lane.under_way.is_empty() {
-                let _ = lane.queue.stream().synchronize();
+                let _ = lane.queue.synchronize();
                 std::thread::sleep(PAUSE);
             }
         }
@@ -238,7 +238,7 @@ enum Sent<T> {
 impl<T> Drop for Courier<T> {
     fn drop(&mut self) {
         for lane in &mut self.lanes {
-            let _ = lane.queue.stream().synchronize();
+            let _ = lane.queue.synchronize();
             lane.look(&mut Vec::new());
             // Memory that the GPU may still use is left to it.
             lane.under_way.drain(..).for_each(std::mem::forget);

@@ -156,7 +156,7 @@ fn best_us(bench: &mut Bench, runs: &[Run], path: HostPath) -> Result<f64> {
             // SAFETY: the runs lie in buffers of the caller's, which are never freed.
             HostPath::Batch => unsafe { queue.post_batch(runs) }.map(Some),
             // SAFETY: as above.
-            HostPath::Kernel => unsafe { queue.post(&jobs, wishes, None) },
+            HostPath::Kernel => unsafe { queue.post(&jobs, wishes) },
         })?;
         best = best.min(taken);
     }

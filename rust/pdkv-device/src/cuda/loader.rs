@@ -69,7 +69,7 @@ impl Loader {
                 self.jobs.fill(plan, src, dst, Logical::Plan)?;
                 come_after(queue, cargo)?;
                 // SAFETY: as the caller promises.
-                unsafe { queue.post(&self.jobs, wishes, None) }
+                unsafe { queue.post(&self.jobs, wishes) }
             }
             Route::Batch => {
                 runs_of(plan, src, dst, &mut self.runs)?;

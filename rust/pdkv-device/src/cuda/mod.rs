@@ -8,6 +8,7 @@
 mod abi;
 mod arrivals;
 mod batch;
+mod batch_lists;
 mod bench;
 mod brief;
 mod bulk_size;
@@ -16,6 +17,7 @@ mod device;
 mod driver;
 mod facts;
 mod find;
+mod flag;
 mod flight;
 mod gpu;
 mod host;

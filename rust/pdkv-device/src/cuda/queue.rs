@@ -2,15 +2,21 @@
 //!
 //! A post is one copy of its tables to the device, a launch (nearly always one), and an event; lanes that were met before lie there already. One
 //! thread owns a queue. Whether memory may be touched is the caller's business, what happened to a post this file's.
+//!
+//! Who looks reads the [`Flag`], and asks the driver nothing as long as posts tell their ends by it. What is told so is over for everybody but the driver: no
+//! thread of the launch touches memory after the word, so its pages may be freed and unmapped, as they may be under a kernel that has never touched them. What
+//! the stream still does then, or the driver, is the queue's own business: its tables are used again in the order of the stream, and freed
+//! when the stream has been waited for. The event is the word on failures, since a context that has died raises no flag, and on posts that have none.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::batch::copy_batch_async;
+use super::batch_lists::BatchLists;
 use super::context::Context;
+use super::flag::Flag;
 use super::lane_tables::LaneTables;
 use super::memory::DeviceBuffer;
 use super::module::Extent;
@@ -25,10 +31,18 @@ use crate::kernels::{self, Jobs, Lane, Launch, Run, View, Wishes};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
+impl Ticket {
+    /// What the flag of its queue is raised to when the post is over.
+    pub fn flag(self) -> u64 {
+        self.0 + 1
+    }
+}
+
+/// How long nothing may be heard of what is under way before the driver is asked about it. So late a failure is seen at most, and so seldom a long copy costs a
+/// call that others of the process may have to wait for.
+const SILENCE: Duration = Duration::from_millis(2);
 /// How long to wait before a driver is asked again that did not say whether something runs.
 const RETRY: Duration = Duration::from_millis(1);
-/// Copies that one call asks for: as many as one that is measured has. While the driver takes them, others of the process wait for it.
-const BATCH_COPIES: usize = 512;
 /// How often a queue that goes asks.
 const DROP_TRIES: usize = 100;
 
@@ -49,17 +63,13 @@ pub struct CopyQueue {
     next: Ticket,
     /// Launches of the post that is made, each with the number of its job.
     launches: Vec<(usize, Launch)>,
-    batch: Batch,
+    batch: BatchLists,
+    /// When something was last heard of what is under way; never: the driver is asked at once.
+    heard: Option<Instant>,
+    /// Whether the stream takes it to raise the flag.
+    writes: bool,
     /// Why there can be no more posts.
     broken: Option<Error>,
-}
-
-/// The lists of a batch, as the driver takes them.
-#[derive(Debug, Default)]
-struct Batch {
-    dsts: Vec<u64>,
-    srcs: Vec<u64>,
-    sizes: Vec<usize>,
 }
 
 /// What the driver reads while posts are under way.
@@ -69,11 +79,14 @@ struct Memory {
     lanes: LaneTables,
     /// How many blocks of the launch that runs have come to its end; 0 between launches.
     arrived: DeviceBuffer,
+    flag: Flag,
 }
 
 #[derive(Debug)]
 struct UnderWay {
     ticket: Ticket,
+    /// Whether it raises the flag when it is over.
+    tells: bool,
     /// `None` where the driver gave none: then the stream itself is asked.
     passed: Option<Event>,
     /// What to give back of the ring.
@@ -81,6 +94,13 @@ struct UnderWay {
     /// Where in the ring the sums come to lie, and how many.
     sums: Option<(usize, usize)>,
     failed: Option<Error>,
+}
+
+/// How the end of a post is told, as far as its copies are asked for.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    ByLaunch,
+    NotYet,
 }
 
 #[derive(Debug)]
@@ -105,13 +125,16 @@ impl CopyQueue {
                 tables: PostTables::new(&context)?,
                 lanes: LaneTables::new(&context)?,
                 arrived,
+                flag: Flag::new(&context)?,
             }),
             under_way: VecDeque::new(),
             spare: Vec::new(),
             ended: Vec::new(),
             next: Ticket(0),
             launches: Vec::new(),
-            batch: Batch::default(),
+            batch: BatchLists::default(),
+            heard: None,
+            writes: true,
             broken: None,
             stream,
             context,
@@ -124,8 +147,7 @@ impl CopyQueue {
     }
 
     /// Posts a copy, behind those that were posted before. `None`, and nothing happened, while the tables of earlier posts leave no
-    /// room: again when one has passed. With `flag`, the address of a word and a value for it, the word becomes the value after every
-    /// byte is placed; with nothing to copy it is left alone.
+    /// room: again when one has passed.
     ///
     /// # Errors
     /// `Layout` as [`kernels::launches`], or when a table has fewer entries than the jobs have pages; `Capacity` for too large
@@ -133,8 +155,8 @@ impl CopyQueue {
     ///
     /// # Safety
     /// Until the post has passed: all pages of the jobs must be live memory that the device reaches, pages that are read must not be
-    /// written, pages that are written must not be used, and the flag's word must be live, aligned, and written by nobody else.
-    pub unsafe fn post(&mut self, jobs: &Jobs, wishes: Wishes, flag: Option<(u64, u64)>) -> Result<Option<Ticket>> {
+    /// written, and pages that are written must not be used.
+    pub unsafe fn post(&mut self, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
         self.usable()?;
         check_tables(jobs)?;
         self.launches.clear();
@@ -162,13 +184,13 @@ impl CopyQueue {
         let written = self.memory.tables.write(jobs, layout, base);
         let result = written.and_then(|()| {
             // SAFETY: as the caller promises.
-            unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes, flag) }
+            unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes) }
         });
         if result.is_err() && found.is_none() && lanes.is_some() {
             self.memory.lanes.forget_newest();
         }
         let sums = wishes.sums.then_some((base + layout.sums, jobs.num_pages() as usize));
-        Ok(Some(self.close(result.err(), Some(taken.end), sums)))
+        Ok(Some(self.close(result, Some(taken.end), sums)))
     }
 
     /// Posts copies by the driver's batched call, some at a time, which keeps the device's multiprocessors out of it. What it reads need not be in pages;
@@ -182,24 +204,12 @@ impl CopyQueue {
     /// what is written must not be used, and no two destinations may overlap.
     pub unsafe fn post_batch(&mut self, runs: &[Run]) -> Result<Ticket> {
         self.usable()?;
-        let Batch { dsts, srcs, sizes } = &mut self.batch;
-        dsts.clear();
-        srcs.clear();
-        sizes.clear();
-        for run in runs.iter().filter(|run| run.bytes > 0) {
-            dsts.push(run.dst);
-            srcs.push(run.src);
-            sizes.push(run.bytes as usize);
-        }
-        let outcome = (0..sizes.len()).step_by(BATCH_COPIES).try_for_each(|first| {
-            let some = first..sizes.len().min(first + BATCH_COPIES);
-            // SAFETY: as the caller promises.
-            unsafe { copy_batch_async(&self.stream, &dsts[some.clone()], &srcs[some.clone()], &sizes[some]) }
-        });
-        match outcome {
+        self.batch.fill(runs);
+        // SAFETY: as the caller promises.
+        match unsafe { self.batch.ask(&self.stream) } {
             // Some of the copies may have been taken.
-            Err(error) if error.kind() == ErrorKind::Device => Ok(self.close(Some(error), None, None)),
-            outcome => outcome.map(|()| self.close(None, None, None)),
+            Err(error) if error.kind() == ErrorKind::Device => Ok(self.close(Err(error), None, None)),
+            outcome => outcome.map(|()| self.close(Ok(Told::NotYet), None, None)),
         }
     }
 
@@ -209,12 +219,27 @@ impl CopyQueue {
     /// As [`CopyQueue::passed`]: nothing of it is under way then either.
     pub fn wait(&mut self, ticket: Ticket) -> Result<()> {
         while !self.passed(ticket)? {
-            if self.stream.synchronize().is_err() {
+            if self.synchronize().is_err() {
                 // What kind of failure it is, `passed` finds out.
                 std::thread::sleep(RETRY);
             }
         }
         Ok(())
+    }
+
+    /// Waits for all that is under way. Of what has not told its end by then the driver is asked at the next look.
+    ///
+    /// # Errors
+    /// `Device` when the driver fails, which says nothing of what is under way.
+    pub(super) fn synchronize(&mut self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.heard = None;
+        Ok(())
+    }
+
+    /// What the posts have raised the flag to, as [`Ticket::flag`] says; nobody is asked.
+    pub fn flag(&self) -> u64 {
+        self.memory.flag.value()
     }
 
     /// Whether a post has passed, and with it all before it. The memory that it uses is the caller's again then.
@@ -267,8 +292,13 @@ impl CopyQueue {
     /// Takes note of what has passed.
     fn reap(&mut self) -> Result<()> {
         self.usable()?;
+        let told = self.flag();
+        let silent = self.heard.is_none_or(|heard| heard.elapsed() >= SILENCE);
+        let before = self.under_way.len();
         while let Some(front) = self.under_way.front() {
             let passed = match &front.passed {
+                _ if told >= front.ticket.flag() => Ok(true),
+                _ if front.tells && !silent => Ok(false),
                 Some(event) => event.passed(),
                 None => self.stream.done(),
             };
@@ -285,6 +315,7 @@ impl CopyQueue {
                 end,
                 sums,
                 failed,
+                ..
             }) = self.under_way.pop_front()
             else {
                 break;
@@ -305,6 +336,9 @@ impl CopyQueue {
                 self.memory.tables.release(end);
             }
         }
+        if silent || self.under_way.len() < before {
+            self.heard = Some(Instant::now());
+        }
         Ok(())
     }
 
@@ -312,7 +346,8 @@ impl CopyQueue {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Asks the stream for all of a post. `lanes` is where they were found, and where they will be once brought.
+    /// Asks the stream for all of a post. `lanes` is where they were found, and where they will be once brought. The last launch raises the flag if
+    /// nothing comes after it.
     ///
     /// # Safety
     /// As [`CopyQueue::post`].
@@ -323,8 +358,7 @@ impl CopyQueue {
         base: usize,
         (found, lanes): (Option<u64>, Option<u64>),
         wishes: Wishes,
-        flag: Option<(u64, u64)>,
-    ) -> Result<()> {
+    ) -> Result<Told> {
         let _entered = self.context.enter()?;
         let (ring, device) = (
             self.memory.tables.pinned_address() + base as u64,
@@ -341,6 +375,10 @@ impl CopyQueue {
         unsafe { self.copy(device + first as u64, ring + first as u64, layout.total - first) }?;
         let lanes = lanes.unwrap_or(device);
         let at = |offset: Option<usize>| offset.map_or(0, |offset| device + offset as u64);
+        let told = match self.launches.last() {
+            Some(_) if !wishes.sums => Told::ByLaunch,
+            _ => Told::NotYet,
+        };
         let mut lanes_before = 0;
         let mut job = 0;
         for (index, (number, launch)) in self.launches.iter().enumerate() {
@@ -349,7 +387,10 @@ impl CopyQueue {
             }
             job = *number;
             let last = index + 1 == self.launches.len();
-            let (flag, flag_value) = flag.filter(|_| last).unwrap_or_default();
+            let (flag, flag_value) = match told {
+                Told::ByLaunch if last => (self.memory.flag.address(), self.next.flag()),
+                _ => (0, 0),
+            };
             let mut view = View {
                 lanes: lanes + (lanes_before + u64::from(launch.first_lane)) * size_of::<Lane>() as u64,
                 src_pages: at(layout.src),
@@ -375,7 +416,19 @@ impl CopyQueue {
             // SAFETY: the sums' places on both sides, as above.
             unsafe { self.copy(ring + layout.sums as u64, device + layout.sums as u64, bytes) }?;
         }
-        Ok(())
+        Ok(told)
+    }
+
+    /// Has the stream raise the flag for the post that is made; false where it does not.
+    fn raise(&mut self) -> bool {
+        if self.writes {
+            let (word, value) = (self.memory.flag.address(), self.next.flag());
+            // SAFETY: the queue's own word, which goes when the stream has been waited for, and which nothing but this stream writes.
+            let asked = unsafe { self.stream.write_value(word, value) };
+            // A driver that does not do it is not asked for it again.
+            self.writes = asked.is_ok();
+        }
+        self.writes
     }
 
     /// Copies in the order of the stream, in the context that is entered.
@@ -391,14 +444,24 @@ impl CopyQueue {
         self.context.driver().check("cuMemcpyAsync", status)
     }
 
-    /// Puts an event behind what was asked, failed or not: some of it may be under way.
-    fn close(&mut self, failed: Option<Error>, end: Option<u64>, sums: Option<(usize, usize)>) -> Ticket {
+    /// Puts the flag, unless a launch raises it, and an event behind what was asked. Behind what failed only the event: some of it may be under way.
+    fn close(&mut self, asked: Result<Told>, end: Option<u64>, sums: Option<(usize, usize)>) -> Ticket {
+        let tells = match asked {
+            Ok(Told::ByLaunch) => true,
+            Ok(Told::NotYet) => self.raise(),
+            Err(_) => false,
+        };
+        let failed = asked.err();
         let event = self.spare.pop().map_or_else(|| Event::new(&self.context), Ok);
         let passed = event.and_then(|event| event.record(&self.stream).map(|()| event));
         let ticket = self.next;
         self.next = Ticket(ticket.0 + 1);
+        if self.under_way.is_empty() {
+            self.heard = Some(Instant::now());
+        }
         self.under_way.push_back(UnderWay {
             ticket,
+            tells,
             passed: passed.ok(),
             end,
             sums: sums.filter(|_| failed.is_none()),

@@ -229,7 +229,7 @@ impl Parts {
                     ..Wishes::default()
                 };
                 // SAFETY: as above.
-                let posted = unsafe { self.queue.post(&self.jobs, wishes, None) }?;
+                let posted = unsafe { self.queue.post(&self.jobs, wishes) }?;
                 posted.ok_or_else(|| Error::new(ErrorKind::Internal, STAGE, "an idle queue has no room"))?
             }
         };

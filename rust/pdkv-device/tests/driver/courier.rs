@@ -13,7 +13,7 @@ use pdkv_device::cuda::{
 use pdkv_device::{HostRegion, HugePages};
 
 use crate::alone::{Alone, loaded};
-use crate::standin::{Held, counts, fail, reset, variant};
+use crate::standin::{Eager, Held, asked_again, calls, counts, fail, reset, variant};
 
 /// Pieces that continue one another on neither side.
 const PIECES: u64 = 1024;
@@ -266,9 +266,9 @@ fn cargo_is_kept_however_long_the_driver_does_not_say_that_it_is_over() {
     for call in [c"cuEventQuery", c"cuStreamQuery", c"cuStreamSynchronize"] {
         fail(alone.path, call, 0, 304);
     }
-    for _ in 0..200 {
+    asked_again(alone.path, 20, || {
         assert!(courier.landed().is_empty() && courier.is_busy() && !courier.is_broken());
-    }
+    });
     reset(alone.path);
     assert!(courier.landed().is_empty(), "it is not over");
     drop(held);
@@ -361,4 +361,77 @@ fn a_courier_that_closes_tells_every_end_once_however_long_the_driver_does_not_s
     for (number, ((_, to), expected)) in pairs.iter().zip(&expected).enumerate() {
         assert!(to.read() == *expected, "{number}");
     }
+}
+
+#[test]
+fn cargo_that_lands_asks_the_driver_nothing() {
+    let Some(alone) = Alone::begin() else {
+        return;
+    };
+    let gpu = loaded(&alone.driver, 0);
+    let asked = || {
+        let calls = calls(alone.path);
+        ["cuEventQuery", "cuStreamQuery", "cuStreamSynchronize"].map(|name| calls.get(name).copied().unwrap_or(0))
+    };
+    for way in [HostPath::Kernel, HostPath::Batch] {
+        let mut courier = Courier::forced(&gpu, HostPaths::always(way)).unwrap();
+        for (src, dst) in [(At::Here, At::Here), (At::Host, At::Here), (At::Here, At::Host)] {
+            let (from, to) = (Place::new(&alone.driver, src, 0), Place::new(&alone.driver, dst, 0x55));
+            let expected = expected(&from, &to);
+            let eager = Eager::new(alone.path);
+            let before = asked();
+            // More than there are streams.
+            for _ in 0..6 {
+                courier.post(cargo(&from, &to, ())).unwrap();
+            }
+            let landed = courier.landed();
+            assert!(landed.len() == 6 && landed.into_iter().all(|landed| landed.outcome.is_ok()));
+            assert!(!courier.is_busy());
+            assert_eq!(asked(), before, "{way:?}: {src:?} to {dst:?}");
+            drop(eager);
+            assert!(to.read() == expected, "{way:?}: {src:?} to {dst:?}");
+        }
+    }
+}
+
+#[test]
+fn cargo_whose_flag_never_comes_and_cargo_in_a_context_that_dies_ends_all_the_same() {
+    let Some(alone) = Alone::begin() else {
+        return;
+    };
+    let gpu = loaded(&alone.driver, 0);
+    let (from, to) = (
+        Place::new(&alone.driver, At::Here, 0),
+        Place::new(&alone.driver, At::Here, 0x55),
+    );
+    let expected = expected(&from, &to);
+    let mut courier = Courier::new(&gpu).unwrap();
+    fail(alone.path, c"flag", 0, 1);
+    for _ in 0..6 {
+        carry(&mut courier, cargo(&from, &to, ()));
+    }
+    reset(alone.path);
+    assert!(to.read() == expected);
+    let mut courier = Courier::new(&gpu).unwrap();
+    let held = Held::new(alone.path);
+    for number in 0..6 {
+        courier.post(cargo(&from, &to, number)).unwrap();
+    }
+    drop(held);
+    fail(alone.path, c"run", 1, 719);
+    let mut ends = Vec::new();
+    while !courier.is_broken() {
+        ends.extend(courier.landed());
+    }
+    ends.extend(courier.close());
+    let mut owners: Vec<_> = ends
+        .into_iter()
+        .map(|landed| {
+            assert_eq!(landed.outcome.unwrap_err().kind(), ErrorKind::Device);
+            landed.owner
+        })
+        .collect();
+    owners.sort_unstable();
+    assert_eq!(owners, [0, 1, 2, 3, 4, 5]);
+    reset(alone.path);
 }

@@ -10,6 +10,7 @@ mod caches;
 mod common;
 mod courier;
 mod find;
+mod flag;
 mod memory;
 mod order;
 mod queue;

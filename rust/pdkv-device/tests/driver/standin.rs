@@ -137,6 +137,18 @@ pub(crate) fn calls(path: &Path) -> BTreeMap<String, i64> {
     counts(path).into_iter().filter_map(named).collect()
 }
 
+/// Looks until that has asked the driver so many more times how far it is.
+pub(crate) fn asked_again(path: &Path, times: i64, mut look: impl FnMut()) {
+    let asked = || {
+        let calls = calls(path);
+        ["cuEventQuery", "cuStreamQuery"].map(|name| calls.get(name).copied().unwrap_or(0))
+    };
+    let before: i64 = asked().iter().sum();
+    while asked().iter().sum::<i64>() < before + times {
+        look();
+    }
+}
+
 /// Copies by a kernel, which reaches what its GPU was given access to and nothing else.
 pub(crate) fn kernel_copy(gpu: &Gpu, from: u64, to: u64, len: u64) {
     let span = [Span::new(0, 0, len)];
@@ -146,7 +158,7 @@ pub(crate) fn kernel_copy(gpu: &Gpu, from: u64, to: u64, len: u64) {
     let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
     let mut queue = CopyQueue::new(&kernels).unwrap();
     // SAFETY: the caller's memory lives until the wait below.
-    let ticket = unsafe { queue.post(&jobs, Wishes::default(), None) }.unwrap();
+    let ticket = unsafe { queue.post(&jobs, Wishes::default()) }.unwrap();
     queue.wait(ticket.unwrap()).unwrap();
 }
 
@@ -172,6 +184,28 @@ impl Drop for Held<'_> {
         reset(self.0);
         hold(self.0, 0);
     }
+}
+
+/// While this is there, everything happens as soon as it is asked.
+pub(crate) struct Eager<'a>(&'a Path);
+
+impl<'a> Eager<'a> {
+    pub(crate) fn new(path: &'a Path) -> Self {
+        eager(path, true);
+        Self(path)
+    }
+}
+
+impl Drop for Eager<'_> {
+    fn drop(&mut self) {
+        eager(self.0, false);
+    }
+}
+
+fn eager(path: &Path, on: bool) {
+    // SAFETY: the stand-in declares it so.
+    let call: extern "C" fn(c_int) -> c_int = unsafe { std::mem::transmute(symbol(path, c"standin_eager")) };
+    call(c_int::from(on));
 }
 
 /// Makes the `nth` coming call of a name return a status; see the stand-in.

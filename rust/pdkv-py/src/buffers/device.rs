@@ -61,6 +61,6 @@ pub(crate) fn batched(stream: &Stream, dsts: &[u64], srcs: &[u64], sizes: &[usiz
 
 /// Posts a copy of memory that the caller of a private function answers for.
 pub(crate) fn posted(queue: &mut CopyQueue, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
-    // SAFETY: as for `copied`; no flag is asked for.
-    unsafe { queue.post(jobs, wishes, None) }
+    // SAFETY: as for `copied`.
+    unsafe { queue.post(jobs, wishes) }
 }
