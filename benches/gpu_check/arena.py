@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 DRY = "GPU_CHECK_DRY"
@@ -61,6 +62,9 @@ class Arena(Protocol):
 
     def wrong(self, buffer: Buffer, flat: Any) -> int:
         """Counts the bytes that differ from the expected ones."""
+
+    def going(self) -> AbstractContextManager[None]:
+        """While this lasts the GPU goes on though nobody asks after it."""
 
     def index(self, numbers: Any) -> Any:
         """Makes an index for flat bytes, and for views of them, of whole numbers."""

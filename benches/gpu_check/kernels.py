@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from gpu_check.arena import Arena, open_arena
+from gpu_check.arena import Arena, Buffer, open_arena
 from gpu_check.jobs import GENERATORS, RACES, Job
 from gpu_check.outcome import Outcome, StepFailedError
 from gpu_check.pattern import random_bytes
 from pdkv._core import CudaLoop
 
 _SEED = 20260
+# For one flag: no copy here takes a thousandth of it.
+_PATIENCE_S = 20.0
+# So many jobs are run once more, by their flag.
+_FLAGGED = 4
 
 
 def check(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> list[str]:
@@ -24,6 +29,52 @@ def check(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: boo
     Raises:
         StepFailedError: A byte or a checksum is wrong; names the job.
     """
+    ready = _prepare(loop, arena, job, seed, sums=sums, bulk=bulk)
+    ready.copy.run(2 if sums else 1)  # twice: sums must not add up over launches
+    _judge(arena.wrong(ready.dst, ready.expected), ready.copy, job, seed, sums=sums)
+    return list(ready.copy.kernels)
+
+
+def check_flag(loop: Any, beside: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> None:
+    """Runs one job, waits for its flag and for nothing else, and compares what is there by then.
+
+    Args:
+        loop: Whose stream copies.
+        beside: Whose stream reads the destination: one that waits for no other.
+        arena: Where buffers come from.
+        job: What is copied.
+        seed: What the bytes follow from.
+        sums: Whether checksums are to be there too: then the stream raises the flag, and not the kernel.
+        bulk: Whether the bulk engine may do it.
+
+    Raises:
+        StepFailedError: The flag did not come or is another, or a byte or a checksum was not there before it.
+    """
+    ready = _prepare(loop, arena, job, seed, sums=sums, bulk=bulk)
+    there = np.empty(job.dst_bytes, np.uint8)
+    with arena.going():
+        wanted, found = ready.copy.tell(_PATIENCE_S)
+        beside.copy(there.ctypes.data, ready.dst.address, there.nbytes)
+        beside.wait()
+    if found != wanted:
+        loop.wait()  # the memory is the copy's until then
+        names = ready.copy.kernels
+        raise StepFailedError(f"the flag is {found} instead of {wanted} after {names}: seed {seed}, {job}")
+    wrong = int(np.count_nonzero(there != arena.array(ready.expected)))
+    _judge(wrong, ready.copy, job, seed, sums=sums, when="when the flag had come ")
+
+
+@dataclass
+class _Ready:
+    """A copy that can be run, and what holds its memory."""
+
+    copy: Any
+    src: Buffer
+    dst: Buffer
+    expected: Any
+
+
+def _prepare(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> _Ready:
     src, dst = arena.empty(job.src_bytes), arena.empty(job.dst_bytes)
     before = arena.random(job.dst_bytes, seed + 1)
     content = arena.random(job.src_bytes, seed)
@@ -43,17 +94,22 @@ def check(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: boo
         sums=sums,
         bulk=bulk,
     )
-    copy.run(2 if sums else 1)  # twice: sums must not add up over launches
-    wrong = arena.wrong(dst, expected)
+    return _Ready(copy, src, dst, expected)
+
+
+def _judge(wrong: int, copy: Any, job: Job, seed: int, *, sums: bool, when: str = "") -> None:
     if wrong:
-        raise StepFailedError(f"{wrong} of {job.dst_bytes} bytes are wrong after {copy.kernels}: seed {seed}, {job}")
+        raise StepFailedError(
+            f"{wrong} of {job.dst_bytes} bytes are wrong {when}after {copy.kernels}: seed {seed}, {job}"
+        )
     if sums:
         wanted = job.sums(random_bytes(job.src_bytes, seed))
         found = copy.sums
         if found != wanted:
             first = next(page for page in range(job.num_pages) if found[page] != wanted[page])
-            raise StepFailedError(f"the checksum of page {first} is wrong after {copy.kernels}: seed {seed}, {job}")
-    return list(copy.kernels)
+            raise StepFailedError(
+                f"the checksum of page {first} is wrong {when}after {copy.kernels}: seed {seed}, {job}"
+            )
 
 
 def run(budget_s: float, *, small: bool = False) -> Outcome:
@@ -66,15 +122,19 @@ def run(budget_s: float, *, small: bool = False) -> Outcome:
     Raises:
         StepFailedError: A kernel is wrong, or one never had a turn.
     """
-    arena, loop = open_arena(), CudaLoop()
+    arena, loop, beside = open_arena(), CudaLoop(), CudaLoop()
     ran: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    least = 40 if small else 400
+    least, flags = 40 if small else 400, 0
     started, seed = time.monotonic(), _SEED
     while seed - _SEED < least or (_missing(loop, ran) and time.monotonic() - started < budget_s):
         draw = Random(seed)
         job = GENERATORS[seed % len(GENERATORS)](draw)
-        ran.update(check(loop, arena, job, seed, sums=draw.random() < 0.5, bulk=draw.random() < 0.5))
+        sums, bulk = draw.random() < 0.5, draw.random() < 0.5
+        ran.update(check(loop, arena, job, seed, sums=sums, bulk=bulk))
+        if seed % _FLAGGED == 0:
+            check_flag(loop, beside, arena, job, seed, sums=sums, bulk=bulk)
+            flags += 1
         kinds[job.kind] += 1
         seed += 1
         if time.monotonic() - started > budget_s:
@@ -83,10 +143,12 @@ def run(budget_s: float, *, small: bool = False) -> Outcome:
     if missing and not small:
         raise StepFailedError(f"kernels that no job chose in {budget_s:g} s: {', '.join(missing)}")
     return Outcome(
-        text=f"{sum(kinds.values())} jobs, {len(ran)} kernels, no byte or checksum is wrong (by {arena.name})",
+        text=f"{sum(kinds.values())} jobs, {len(ran)} kernels, no byte or checksum is wrong (by {arena.name}); "
+        f"{flags} flags came after all bytes",
         facts={
             "kernels": dict(sorted(ran.items())),
             "kinds": dict(kinds),
+            "flags": flags,
             "first_seed": _SEED,
             "numpy": np.__version__,
         },

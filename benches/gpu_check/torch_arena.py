@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,10 @@ class TorchArena:
     def wrong(self, buffer: TorchBuffer, flat: Any) -> int:
         """Compares on the GPU."""
         return int((self.read(buffer) != flat).sum())
+
+    def going(self) -> AbstractContextManager[None]:
+        """Is how a GPU is."""
+        return nullcontext()
 
     def index(self, numbers: Any) -> Any:
         """Makes 64-bit indices on the GPU."""

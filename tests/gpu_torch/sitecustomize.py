@@ -1,7 +1,8 @@
 """Makes `import torch` give a torch with a GPU, in this process and in those that it starts.
 
 A folder for PYTHONPATH, not a package: Python imports a module of this name at its start. What the GPU is stands in
-gpu_torch.py. The steps of gpu-check move less here than on hardware: that is all that is changed of them.
+gpu_torch.py. The steps of gpu-check move less here than on hardware, and tell the stand-in where it is to go on by
+itself: that is all that is changed of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
-_SMALL = ("caches", "kernels", "speed", "host", "nixl", "posting", "plans")
+_SMALL = ("caches", "kernels", "speed", "host", "nixl", "posting", "plans", "torch_arena")
 _AFTER = {"torch": "gpu_torch", **{f"gpu_check.{name}": "small_steps" for name in _SMALL}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -34,7 +35,12 @@ class BrokenCopy:
         self.kernels = copy.kernels
 
     def run(self, rounds):
-        taken = self._copy.run(rounds)
+        return self._spoilt(self._copy.run(rounds))
+
+    def tell(self, seconds):
+        return self._spoilt(self._copy.tell(seconds))
+
+    def _spoilt(self, told):
         if not self._sums:
             byte = np.empty(1, np.uint8)
             self._loop.copy(byte.ctypes.data, self._at, 1)
@@ -42,7 +48,7 @@ class BrokenCopy:
             byte ^= 0x10
             self._loop.copy(self._at, byte.ctypes.data, 1)
             self._loop.wait()
-        return taken
+        return told
 
     @property
     def sums(self):
@@ -73,6 +79,27 @@ def test_a_broken_kernel_is_noticed(arena):
             kernels.check(BrokenLoop(loop), arena, job, seed, sums=False, bulk=True)
         with pytest.raises(StepFailedError, match="checksum of page 0 is wrong"):
             kernels.check(BrokenLoop(loop, sums=True), arena, job, seed, sums=True, bulk=False)
+
+
+def test_a_flag_before_its_bytes_or_its_sums_is_noticed(arena):
+    loop, beside = CudaLoop(), CudaLoop()
+    for seed, make in enumerate(jobs.GENERATORS):
+        job = make(Random(seed))
+        for sums in (False, True):
+            kernels.check_flag(loop, beside, arena, job, seed, sums=sums, bulk=not sums)
+        with pytest.raises(StepFailedError, match=r"1 of .* bytes are wrong when the flag had come"):
+            kernels.check_flag(BrokenLoop(loop), beside, arena, job, seed, sums=False, bulk=False)
+        with pytest.raises(StepFailedError, match="checksum of page 0 is wrong when the flag had come"):
+            kernels.check_flag(BrokenLoop(loop, sums=True), beside, arena, job, seed, sums=True, bulk=False)
+
+
+def test_a_flag_that_does_not_come_is_noticed(arena, monkeypatch):
+    monkeypatch.setattr(kernels, "_PATIENCE_S", 0.01)
+    ctypes.CDLL(os.environ["PDKV_CUDA_LIBRARY"]).standin_fail(b"flag", 1, 1)
+    loop, job = CudaLoop(), jobs.whole_pages(Random(1))
+    with pytest.raises(StepFailedError, match="the flag is 0 instead of 1"):
+        kernels.check_flag(loop, CudaLoop(), arena, job, 1, sums=False, bulk=False)
+    kernels.check(loop, arena, job, 1, sums=False, bulk=False)
 
 
 def test_every_kernel_has_its_turn(arena):
