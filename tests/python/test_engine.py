@@ -363,6 +363,7 @@ def test_settings_are_checked():
         ({"listen": "nonsense"}, "nonsense"),
         ({"peer_timeout_s": 0.001}, "peer_timeout"),
         ({"heartbeat_s": -1}, "heartbeat_s"),
+        ({"staging_bytes": 1}, "`staging_bytes` is `1`"),
         ({"staging_patience_s": 0}, "staging_patience"),
         ({"staging_patience_s": -1}, "staging_patience_s"),
         ({"lease_s": float("nan")}, "lease_s"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 pub use pdkv_core::capability::TransportKind;
 pub use pdkv_core::lane::OneSidedPolicy;
 use pdkv_core::{Error, ErrorKind, Result};
+use pdkv_device::cuda::least_staging_bytes;
 pub use pdkv_ucx::Origin as UcxOrigin;
 
 /// Settings of one engine.
@@ -38,8 +39,8 @@ pub struct EngineConfig {
     /// Settings of the `ucx` transport.
     pub ucx: UcxConfig,
     /// Pinned host memory for each GPU through which its memory goes where a transport carries host memory only, as tcp does.
-    /// Half of it is to send from and half to receive into. Default 64 MiB; it is taken in steps of 4 MiB as transfers need it, by one peer
-    /// never all of it while there is more than one step. 0 has such transfers refused.
+    /// Half of it is to send from and half to receive into, the tables of the copies included. Default 64 MiB; it is taken in steps of 4 MiB, or of one half where
+    /// that is less, as transfers need it, by one peer never all of it while there is more than one step. At least 128 KiB; 0 has such transfers refused.
     pub staging_bytes: u64,
     /// How long a peer may keep a step of that waiting, by not reading what is sent to it or not sending what it has begun, while others wait for
     /// one: then its transfer is ended. Default 30 s; must be more than 0.
@@ -108,6 +109,14 @@ impl EngineConfig {
                     self.peer_timeout, self.heartbeat
                 ),
                 "a peer may miss one heartbeat without being lost",
+            );
+        }
+        // Half to send from, half to receive into.
+        let least = 2 * least_staging_bytes();
+        if self.staging_bytes != 0 && self.staging_bytes < least {
+            return bad(
+                &format!("`staging_bytes` is `{}`", self.staging_bytes),
+                &format!("choose `{least}` or more, or 0 for none"),
             );
         }
         if self.staging_patience.is_zero() {
@@ -226,6 +235,20 @@ mod tests {
             ),
             (
                 EngineConfig {
+                    staging_bytes: 1,
+                    ..EngineConfig::default()
+                },
+                "`staging_bytes` is `1`",
+            ),
+            (
+                EngineConfig {
+                    staging_bytes: 2 * least_staging_bytes() - 1,
+                    ..EngineConfig::default()
+                },
+                "staging_bytes",
+            ),
+            (
+                EngineConfig {
                     staging_patience: Duration::ZERO,
                     ..EngineConfig::default()
                 },
@@ -233,6 +256,7 @@ mod tests {
             ),
         ] {
             let error = config.validate().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.message().contains(name), "{error}");
         }
     }

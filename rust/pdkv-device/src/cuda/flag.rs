@@ -16,15 +16,12 @@ use super::memory::PinnedBuffer;
 pub(super) struct Flag(PinnedBuffer);
 
 impl Flag {
-    /// Bytes of pinned memory for one.
-    pub(super) const BYTES: usize = size_of::<u64>();
-
     /// One that is 0.
     ///
     /// # Errors
     /// `Device` when there is no pinned memory.
     pub(super) fn new(context: &Context) -> Result<Self> {
-        PinnedBuffer::new(context, Self::BYTES).map(Self)
+        PinnedBuffer::new(context, size_of::<u64>()).map(Self)
     }
 
     /// Where the device finds it.

@@ -13,7 +13,7 @@ use crate::kernels::{Jobs, Lane, PageTables};
 
 /// Bytes of the ring: tables of some sixteen transfers of ten thousand blocks.
 const RING_BYTES: usize = 1 << 20;
-/// No plan that an LLM engine makes comes near.
+/// Bytes that a ring grows to at most. No plan that an LLM engine makes comes near.
 const MOST_BYTES: usize = 256 << 20;
 
 const ZEROS: [u64; 64] = [0; 64];
@@ -37,17 +37,30 @@ pub(super) struct PostTables {
     pinned: PinnedBuffer,
     device: DeviceBuffer,
     ring: Ring,
+    /// Bytes of the largest ring that there may be.
+    most: usize,
     /// Outgrown, and kept: freeing would wait for the whole device. Together they are smaller than what replaced them.
     outgrown: Vec<(PinnedBuffer, DeviceBuffer)>,
 }
 
 impl PostTables {
+    /// A ring that grows where it has to.
     pub(super) fn new(context: &Context) -> Result<Self> {
+        Self::make(context, RING_BYTES, MOST_BYTES)
+    }
+
+    /// A ring of so many bytes for good.
+    pub(super) fn fixed(context: &Context, bytes: usize) -> Result<Self> {
+        Self::make(context, bytes, bytes)
+    }
+
+    fn make(context: &Context, bytes: usize, most: usize) -> Result<Self> {
         Ok(Self {
             context: context.clone(),
-            pinned: PinnedBuffer::new(context, RING_BYTES)?,
-            device: DeviceBuffer::new(context, RING_BYTES)?,
-            ring: Ring::new(RING_BYTES),
+            pinned: PinnedBuffer::new(context, bytes)?,
+            device: DeviceBuffer::new(context, bytes)?,
+            ring: Ring::new(bytes),
+            most,
             outgrown: Vec::new(),
         })
     }
@@ -58,8 +71,8 @@ impl PostTables {
     /// # Errors
     /// `Capacity` for tables that no ring will hold, `Device` when there is no memory for a larger one.
     pub(super) fn take(&mut self, bytes: usize, idle: bool) -> Result<Option<Taken>> {
-        if bytes > MOST_BYTES {
-            let message = format!("tables of `{bytes}` bytes for one copy, `{MOST_BYTES}` is the most");
+        if bytes > self.most {
+            let message = format!("tables of `{bytes}` bytes for one copy, `{}` is the most", self.most);
             return Err(Error::new(ErrorKind::Capacity, "copy pages", message)
                 .with_hint("transfer fewer blocks or spans at a time"));
         }
@@ -78,6 +91,11 @@ impl PostTables {
             self.ring = Ring::new(larger);
         }
         Ok(self.ring.take(bytes))
+    }
+
+    /// Whether a ring may hold so many bytes.
+    pub(super) fn may_hold(&self, bytes: usize) -> bool {
+        bytes <= self.most
     }
 
     /// Gives back what was taken up to the end of a piece.

@@ -16,6 +16,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 
 use super::batch_lists::BatchLists;
 use super::context::Context;
+use super::ends::Ends;
 use super::flag::Flag;
 use super::lane_tables::LaneTables;
 use super::memory::DeviceBuffer;
@@ -58,8 +59,7 @@ pub struct CopyQueue {
     under_way: VecDeque<UnderWay>,
     /// Events that wait for their next use.
     spare: Vec<Event>,
-    /// What became of posts, where it is more than that they passed.
-    ended: Vec<(Ticket, Ended)>,
+    ends: Ends,
     next: Ticket,
     /// Launches of the post that is made, each with the number of its job.
     launches: Vec<(usize, Launch)>,
@@ -76,7 +76,8 @@ pub struct CopyQueue {
 #[derive(Debug)]
 struct Memory {
     tables: PostTables,
-    lanes: LaneTables,
+    /// `None` in a queue whose lanes never come twice.
+    lanes: Option<LaneTables>,
     /// How many blocks of the launch that runs have come to its end; 0 between launches.
     arrived: DeviceBuffer,
     flag: Flag,
@@ -103,18 +104,26 @@ enum Told {
     NotYet,
 }
 
-#[derive(Debug)]
-enum Ended {
-    Failed(Error),
-    Sums(Vec<u64>),
-}
-
 impl CopyQueue {
     /// Makes a queue.
     ///
     /// # Errors
     /// `Device` when there is no room for its tables.
     pub fn new(kernels: &Kernels) -> Result<Self> {
+        let context = kernels.context();
+        Self::make(kernels, PostTables::new(context)?, Some(LaneTables::new(context)?))
+    }
+
+    /// Makes a queue for copies that have little in common, whose tables have so many bytes for good: larger ones are refused
+    /// ([`holds`](Self::holds)). With a page for the flag that is all that it pins.
+    ///
+    /// # Errors
+    /// As [`CopyQueue::new`].
+    pub(super) fn small(kernels: &Kernels, tables: usize) -> Result<Self> {
+        Self::make(kernels, PostTables::fixed(kernels.context(), tables)?, None)
+    }
+
+    fn make(kernels: &Kernels, tables: PostTables, lanes: Option<LaneTables>) -> Result<Self> {
         let context = kernels.context().clone();
         let stream = Stream::new(&context)?;
         let arrived = DeviceBuffer::new(&context, size_of::<u32>())?;
@@ -122,14 +131,14 @@ impl CopyQueue {
         Ok(Self {
             kernels: kernels.clone(),
             memory: ManuallyDrop::new(Memory {
-                tables: PostTables::new(&context)?,
-                lanes: LaneTables::new(&context)?,
+                tables,
+                lanes,
                 arrived,
                 flag: Flag::new(&context)?,
             }),
             under_way: VecDeque::new(),
             spare: Vec::new(),
-            ended: Vec::new(),
+            ends: Ends::default(),
             next: Ticket(0),
             launches: Vec::new(),
             batch: BatchLists::default(),
@@ -164,7 +173,8 @@ impl CopyQueue {
             let facts = self.kernels.facts();
             kernels::each_launch(job, facts, wishes, |launch| self.launches.push((number, launch)))?;
         }
-        let found = self.memory.lanes.find(&jobs.list).filter(|_| jobs.lasting);
+        let kept = self.memory.lanes.as_ref().filter(|_| jobs.lasting);
+        let found = kept.and_then(|kept| kept.find(&jobs.list));
         let layout = Layout::of(jobs, found.is_some(), wishes.sums);
         let idle = self.under_way.is_empty();
         let mut taken = self.memory.tables.take(layout.total, idle)?;
@@ -175,19 +185,16 @@ impl CopyQueue {
         let Some(taken) = taken else {
             return Ok(None);
         };
-        let lanes = match found {
-            Some(address) => Some(address),
-            None if jobs.lasting => self.memory.lanes.add(&jobs.list),
-            None => None,
-        };
+        let mut kept = self.memory.lanes.as_mut().filter(|_| jobs.lasting);
+        let lanes = found.or_else(|| kept.as_mut()?.add(&jobs.list));
         let base = taken.offset;
         let written = self.memory.tables.write(jobs, layout, base);
         let result = written.and_then(|()| {
             // SAFETY: as the caller promises.
             unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes) }
         });
-        if result.is_err() && found.is_none() && lanes.is_some() {
-            self.memory.lanes.forget_newest();
+        if let (Err(_), None, Some(_), Some(kept)) = (&result, found, lanes, &mut self.memory.lanes) {
+            kept.forget_newest();
         }
         let sums = wishes.sums.then_some((base + layout.sums, jobs.num_pages() as usize));
         Ok(Some(self.close(result, Some(taken.end), sums)))
@@ -252,21 +259,17 @@ impl CopyQueue {
         if self.under_way.front().is_some_and(|front| front.ticket <= ticket) {
             return Ok(false);
         }
-        let failed = |(of, ended): &(Ticket, Ended)| *of == ticket && matches!(ended, Ended::Failed(_));
-        match self.ended.iter().position(failed).map(|at| self.ended.swap_remove(at)) {
-            Some((_, Ended::Failed(error))) => Err(error),
-            _ => Ok(true),
-        }
+        self.ends.take_failure(ticket).map_or(Ok(true), Err)
     }
 
     /// The checksums of the pages of a post that wished for them and has passed; once.
     pub fn take_sums(&mut self, ticket: Ticket) -> Option<Vec<u64>> {
-        let sums = |(of, ended): &(Ticket, Ended)| *of == ticket && matches!(ended, Ended::Sums(_));
-        let at = self.ended.iter().position(sums)?;
-        match self.ended.swap_remove(at) {
-            (_, Ended::Sums(sums)) => Some(sums),
-            _ => None,
-        }
+        self.ends.take_sums(ticket)
+    }
+
+    /// Whether there may be room for the tables of these jobs.
+    pub(super) fn holds(&self, jobs: &Jobs) -> bool {
+        self.memory.tables.may_hold(Layout::of(jobs, false, false).total)
     }
 
     /// Posts that have not passed, as far as was looked.
@@ -286,7 +289,8 @@ impl CopyQueue {
 
     /// Bytes on the device for tables.
     pub fn memory_bytes(&self) -> usize {
-        self.memory.tables.memory_bytes() + self.memory.lanes.memory_bytes() + self.memory.arrived.len()
+        let lanes = self.memory.lanes.as_ref().map_or(0, LaneTables::memory_bytes);
+        self.memory.tables.memory_bytes() + lanes + self.memory.arrived.len()
     }
 
     /// Takes note of what has passed.
@@ -322,13 +326,13 @@ impl CopyQueue {
             };
             self.spare.extend(passed);
             match (failed, sums) {
-                (Some(error), _) => self.ended.push((ticket, Ended::Failed(error))),
+                (Some(error), _) => self.ends.failed(ticket, error),
                 (None, Some((offset, count))) => {
                     let mut bytes = vec![0; count * size_of::<u64>()];
                     self.memory.tables.get(offset, &mut bytes)?;
                     let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_ne_bytes);
                     let sums = bytes.chunks_exact(size_of::<u64>()).map(word).collect();
-                    self.ended.push((ticket, Ended::Sums(sums)));
+                    self.ends.summed(ticket, sums);
                 }
                 (None, None) => {}
             }

@@ -45,14 +45,16 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn new(gpu: &Gpu, bytes: u64, forced: Option<HostPaths>) -> Result<Self> {
-        let host = HostRegion::allocate(bytes, HugePages::Try)?;
+    /// With so many bytes, and so many for the tables of its copies.
+    pub(super) fn new(gpu: &Gpu, bytes: u64, tables: u64, forced: Option<HostPaths>) -> Result<Self> {
+        // Of huge pages the last one would reach beyond what there may be.
+        let host = HostRegion::allocate(bytes, HugePages::Never)?;
         let access = HostAccess::of(gpu, &host)?;
         let kernels = gpu.kernels()?;
         Ok(Self {
             host,
             access,
-            queue: CopyQueue::new(kernels)?,
+            queue: CopyQueue::small(kernels, tables as usize)?,
             forced,
             kernels: kernels.clone(),
             jobs: Jobs::default(),
@@ -218,22 +220,38 @@ impl Parts {
         let paths = self.forced.or_else(|| HostPaths::known(&self.kernels));
         let path = paths.map(|paths| paths.choose(direction, bytes, self.runs.len() as u64));
         // What is not measured yet a kernel copies.
-        let ticket = match path.unwrap_or(HostPath::Kernel) {
-            // SAFETY: the pieces lie in device regions that are held and in the stage's own memory; both are waited for below. Whoever
-            // writes the same device memory meanwhile writes foreign bytes, which is no business of the memory's safety.
-            HostPath::Batch => unsafe { self.queue.post_batch(&self.runs) }?,
-            HostPath::Kernel => {
-                self.jobs.fill_runs(&self.runs)?;
-                let wishes = Wishes {
-                    most_blocks: Some(LINK_BLOCKS),
-                    ..Wishes::default()
-                };
-                // SAFETY: as above.
-                let posted = unsafe { self.queue.post(&self.jobs, wishes) }?;
-                posted.ok_or_else(|| Error::new(ErrorKind::Internal, STAGE, "an idle queue has no room"))?
+        match path.unwrap_or(HostPath::Kernel) {
+            HostPath::Batch => {
+                // SAFETY: the pieces lie in device regions that are held and in the stage's own memory; both are waited for below. Whoever
+                // writes the same device memory meanwhile writes foreign bytes, which is no business of the memory's safety.
+                let ticket = unsafe { self.queue.post_batch(&self.runs) }?;
+                self.queue.wait(ticket)
             }
+            HostPath::Kernel => self.run_by_kernel(),
+        }
+    }
+
+    /// In one post, or in several where many small pieces take more tables than there is room for.
+    fn run_by_kernel(&mut self) -> Result<()> {
+        let wishes = Wishes {
+            most_blocks: Some(LINK_BLOCKS),
+            ..Wishes::default()
         };
-        self.queue.wait(ticket)
+        let (mut done, mut most) = (0, self.runs.len());
+        while done < self.runs.len() {
+            let some = most.min(self.runs.len() - done);
+            self.jobs.fill_runs(&self.runs[done..done + some])?;
+            if some > 1 && !self.queue.holds(&self.jobs) {
+                most = some / 2;
+                continue;
+            }
+            // SAFETY: as for a batch.
+            let posted = unsafe { self.queue.post(&self.jobs, wishes) }?;
+            let idle = || Error::new(ErrorKind::Internal, STAGE, "an idle queue has no room");
+            self.queue.wait(posted.ok_or_else(idle)?)?;
+            done += some;
+        }
+        Ok(())
     }
 }
 

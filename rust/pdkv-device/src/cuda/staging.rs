@@ -15,10 +15,13 @@ use super::host_paths::HostPaths;
 use super::peer_clock::PeerClock;
 use super::stage::{Parts, Stage};
 use super::turns::{Holder, Place, Turns};
+use crate::os::page_bytes;
 use crate::stream::Stop;
 
-/// Bytes of one stage: as much as a thread of a host link moves in one turn.
+/// Bytes of one stage at most, with all that it pins beside its room: as much as a thread of a host link moves in one turn.
 pub const STAGE_BYTES: u64 = 4 << 20;
+/// Which part of a stage is for the tables of its copies: enough for pieces of 2 KiB, and smaller ones are copied some at a time.
+const TABLES_PART: u64 = 32;
 /// How long one look at the stop flag may be delayed.
 const SLICE: Duration = Duration::from_millis(50);
 pub(super) const STAGE: &str = "stage device memory";
@@ -27,7 +30,7 @@ pub(super) const STAGE: &str = "stage device memory";
 #[derive(Debug)]
 pub struct Staging {
     gpu: Gpu,
-    stage_bytes: u64,
+    size: Size,
     most: usize,
     /// How long a peer may keep a stage waiting while others wait for one.
     patience: Duration,
@@ -35,6 +38,36 @@ pub struct Staging {
     paths: Option<HostPaths>,
     shelf: Mutex<Shelf>,
     freed: Condvar,
+}
+
+/// The least that stages are made of: one of sixteen pages, which is worth its copies.
+pub fn least_staging_bytes() -> u64 {
+    16 * page_bytes()
+}
+
+/// What one stage pins, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    room: u64,
+    tables: u64,
+    flag: u64,
+}
+
+impl Size {
+    /// Of a stage that pins so many bytes in all, or less by a part of a page: no less than a page is pinned of anything.
+    fn of(bytes: u64, page: u64) -> Self {
+        let pages = |bytes: u64| bytes / page * page;
+        let tables = pages(bytes / TABLES_PART).max(page);
+        Self {
+            room: pages(bytes) - tables - page,
+            tables,
+            flag: page,
+        }
+    }
+
+    fn total(self) -> u64 {
+        self.room + self.tables + self.flag
+    }
 }
 
 #[derive(Debug)]
@@ -71,22 +104,34 @@ pub(super) struct Taken {
 }
 
 impl Staging {
-    /// Stages on a GPU, of so many bytes together; at least one. While others wait a peer has `patience` to take or to bring the bytes of one.
-    pub fn new(gpu: &Gpu, bytes: u64, patience: Duration) -> Arc<Self> {
-        Arc::new(Self::plain(gpu, bytes, patience, None))
+    /// Stages on a GPU, which pin so many bytes together at most, the tables of their copies included. While others wait a peer has `patience`
+    /// to take or to bring the bytes of one.
+    ///
+    /// # Errors
+    /// `Config` for less than [`least_staging_bytes`].
+    pub fn new(gpu: &Gpu, bytes: u64, patience: Duration) -> Result<Arc<Self>> {
+        Self::make(gpu, bytes, patience, None)
     }
 
     /// The same with a way to copy that no measurement changes.
-    pub fn forced(gpu: &Gpu, bytes: u64, patience: Duration, paths: HostPaths) -> Arc<Self> {
-        Arc::new(Self::plain(gpu, bytes, patience, Some(paths)))
+    ///
+    /// # Errors
+    /// As [`Staging::new`].
+    pub fn forced(gpu: &Gpu, bytes: u64, patience: Duration, paths: HostPaths) -> Result<Arc<Self>> {
+        Self::make(gpu, bytes, patience, Some(paths))
     }
 
-    fn plain(gpu: &Gpu, bytes: u64, patience: Duration, paths: Option<HostPaths>) -> Self {
-        let stage_bytes = STAGE_BYTES.min(bytes).max(64 << 10);
-        let most = ((bytes / stage_bytes) as usize).max(1);
-        Self {
+    fn make(gpu: &Gpu, bytes: u64, patience: Duration, paths: Option<HostPaths>) -> Result<Arc<Self>> {
+        let least = least_staging_bytes();
+        if bytes < least {
+            let message = format!("`{bytes}` bytes of pinned memory, `{least}` is the least");
+            return Err(Error::new(ErrorKind::Config, STAGE, message));
+        }
+        let size = Size::of(bytes.min(STAGE_BYTES), page_bytes());
+        let most = (bytes / size.total()) as usize;
+        Ok(Arc::new(Self {
             gpu: gpu.clone(),
-            stage_bytes,
+            size,
             most,
             patience,
             paths,
@@ -97,7 +142,7 @@ impl Staging {
                 next: 0,
             }),
             freed: Condvar::new(),
-        }
+        }))
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
@@ -146,7 +191,8 @@ impl Staging {
         self.freed.notify_all();
         let taken = Taken { holder, number, clock };
         let mut stage = Stage::new(self, taken, idle);
-        stage.furnish(|| Parts::new(&self.gpu, self.stage_bytes, self.paths))?;
+        let Size { room, tables, .. } = self.size;
+        stage.furnish(|| Parts::new(&self.gpu, room, tables, self.paths))?;
         Ok(stage)
     }
 
@@ -170,15 +216,36 @@ impl Staging {
     }
 
     pub(super) fn stage_bytes(&self) -> u64 {
-        self.stage_bytes
+        self.size.room
     }
 
     pub(super) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// Bytes that stages may have together.
+    /// Bytes that the stages pin when all are there.
     pub fn bytes(&self) -> u64 {
-        self.stage_bytes * self.most as u64
+        self.size.total() * self.most as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_is_of_whole_pages_and_no_larger_than_was_said() {
+        for page in [4096, 64 << 10] {
+            for bytes in [16 * page, 16 * page + 1, 100 * page - 1, STAGE_BYTES, STAGE_BYTES + 1] {
+                let size = Size::of(bytes, page);
+                assert!(size.total() <= bytes && size.total() + page > bytes, "{size:?}");
+                assert!(
+                    [size.room, size.tables, size.flag]
+                        .iter()
+                        .all(|part| part % page == 0 && *part > 0)
+                );
+                assert!(size.room >= bytes / 32 * 27, "{size:?} of {bytes}");
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From which size of pieces on a copy inside a GPU goes by the bulk engine: measured once, believed only when its bytes are right, and taken then.
 
 use std::path::Path;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use pdkv_core::ErrorKind;
 use pdkv_core::plan::Plan;
@@ -137,8 +137,8 @@ fn carried(path: &Path, gpu: &Gpu, courier: &mut Courier<()>, piece: u64) -> boo
     let before = count(path, &format!("launches {BULK}"));
     let cargo = Cargo {
         plan: Plan::spans(&src, &[len], &dst, &[len]).unwrap(),
-        src: vec![Reach::Device(from)],
-        dst: vec![Reach::Device(to.clone())],
+        src: Arc::new(vec![Reach::Device(from)]),
+        dst: Arc::new(vec![Reach::Device(to.clone())]),
         after: None,
         owner: (),
     };

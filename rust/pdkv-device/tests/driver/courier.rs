@@ -374,7 +374,7 @@ fn cargo_that_lands_asks_the_driver_nothing() {
         ["cuEventQuery", "cuStreamQuery", "cuStreamSynchronize"].map(|name| calls.get(name).copied().unwrap_or(0))
     };
     for way in [HostPath::Kernel, HostPath::Batch] {
-        let mut courier = Courier::forced(&gpu, HostPaths::always(way)).unwrap();
+        let mut courier = Courier::forced(&gpu, HostPaths::always(way), NO_BULK).unwrap();
         for (src, dst) in [(At::Here, At::Here), (At::Host, At::Here), (At::Here, At::Host)] {
             let (from, to) = (Place::new(&alone.driver, src, 0), Place::new(&alone.driver, dst, 0x55));
             let expected = expected(&from, &to);

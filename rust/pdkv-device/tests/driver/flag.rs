@@ -14,7 +14,7 @@ use crate::standin::{Eager, Held, calls, fail, reset};
 
 const SUMS: Wishes = Wishes {
     sums: true,
-    bulk: false,
+    bulk: None,
     most_blocks: None,
 };
 
@@ -40,7 +40,7 @@ fn whoever_sees_the_flag_sees_the_bytes_and_the_sums() {
     let beside = Stream::new(&context).unwrap();
     for (same, content, wishes) in [
         (true, 512, Wishes::default()),
-        (true, 512, Wishes { bulk: true, ..SUMS }),
+        (true, 512, Wishes { bulk: Some(0), ..SUMS }),
         (false, 512, SUMS),
         (false, 6, Wishes::default()),
     ] {

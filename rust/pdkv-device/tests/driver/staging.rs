@@ -8,11 +8,12 @@ use std::time::Duration;
 use pdkv_core::ErrorKind;
 use pdkv_device::Stop;
 use pdkv_device::cuda::{
-    DeviceRegion, Driver, Gpu, Holder, HostDirection, HostPath, HostPaths, Kernels, Staging, has_batch,
+    DeviceRegion, Driver, Gpu, Holder, HostDirection, HostPath, HostPaths, Kernels, Stage, Staging, has_batch,
+    least_staging_bytes,
 };
 
 use crate::alone::loaded;
-use crate::standin::{ALONE, Held, IMAGE, calls, fail, reset, variant, whole};
+use crate::standin::{ALONE, Held, IMAGE, calls, counts, fail, reset, variant, whole};
 
 const BYTES: u64 = 300_000;
 /// Nobody loses patience.
@@ -54,7 +55,7 @@ fn what_is_packed_comes_out_elsewhere() {
     let (to, untouched) = region(&gpu, 0x55);
     for way in [HostPath::Kernel, HostPath::Batch] {
         to.write_at(0, &untouched).unwrap();
-        let staging = Staging::forced(&gpu, 256 << 10, NEVER, HostPaths::always(way));
+        let staging = Staging::forced(&gpu, 256 << 10, NEVER, HostPaths::always(way)).unwrap();
         let before = calls(path).get("cuMemcpyBatchAsync").copied().unwrap_or(0);
         let mut stage = staging.take(A, &never).unwrap();
         let mut packed: Vec<u8> = Vec::new();
@@ -94,13 +95,14 @@ fn stages_are_bounded_shared_and_waited_for() {
     let gpu = loaded(&driver, 0);
     let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
     let (from, _) = region(&gpu, 0);
-    let staging = Staging::forced(&gpu, 100_000, NEVER, HostPaths::always(HostPath::Kernel));
-    assert_eq!(staging.bytes(), 100_000);
+    let staging = Staging::forced(&gpu, 100_000, NEVER, HostPaths::always(HostPath::Kernel)).unwrap();
+    assert!(staging.bytes() <= 100_000);
     let mut only = staging.take(A, &never).unwrap();
     // As much as there is room for, and no more.
-    assert_eq!(only.push(&from, 0, 99_000).unwrap(), 99_000);
-    assert_eq!(only.push(&from, 99_000, 99_000).unwrap(), 1000);
-    assert_eq!(only.push(&from, 100_000, 1).unwrap(), 0);
+    assert_eq!(only.push(&from, 0, 50_000).unwrap(), 50_000);
+    let rest = only.push(&from, 50_000, 99_000).unwrap();
+    assert!(rest < 50_000 && only.is_full());
+    assert_eq!(only.push(&from, 50_000 + rest, 1).unwrap(), 0);
     let error = only.push(&from, BYTES - 1, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Region);
     let error = staging.take(A, &stopped).unwrap_err();
@@ -133,7 +135,7 @@ fn stages_are_shared_out_and_who_came_first_is_served_first() {
     };
     let gpu = loaded(&driver, 0);
     let (never, stopped) = (AtomicBool::new(false), AtomicBool::new(true));
-    let staging = Staging::forced(&gpu, 8 << 20, NEVER, HostPaths::always(HostPath::Kernel));
+    let staging = Staging::forced(&gpu, 8 << 20, NEVER, HostPaths::always(HostPath::Kernel)).unwrap();
     let part = staging.take(A, &never).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -204,7 +206,7 @@ fn a_peer_that_keeps_a_stage_waiting_is_told_once_others_want_it() {
     let gpu = loaded(&driver, 0);
     let never = AtomicBool::new(false);
     let patience = Duration::from_millis(100);
-    let staging = Staging::forced(&gpu, 64 << 10, patience, HostPaths::always(HostPath::Kernel));
+    let staging = Staging::forced(&gpu, 64 << 10, patience, HostPaths::always(HostPath::Kernel)).unwrap();
     let stage = staging.take(A, &never).unwrap();
     stage.clock().start();
     std::thread::sleep(patience * 2);
@@ -260,7 +262,7 @@ fn whoever_panics_in_the_queue_is_not_waited_for() {
         return;
     };
     let gpu = loaded(&driver, 0);
-    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel));
+    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel)).unwrap();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| staging.take(A, &Panics).map(drop));
         assert!(thread.join().is_err());
@@ -286,7 +288,7 @@ fn a_stage_whose_copy_failed_is_replaced() {
     let gpu = loaded(&driver, 0);
     let never = AtomicBool::new(false);
     let (from, _) = region(&gpu, 0);
-    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel));
+    let staging = Staging::forced(&gpu, 64 << 10, NEVER, HostPaths::always(HostPath::Kernel)).unwrap();
     let mut stage = staging.take(A, &never).unwrap();
     stage.push(&from, 0, 1000).unwrap();
     fail(path, c"cuLaunchKernel", 1, 1);
@@ -350,4 +352,92 @@ fn what_is_faster_is_measured_once_and_never_guessed() {
     let paths = HostPaths::of(&kernels).unwrap();
     assert_eq!(paths, HostPaths::always(HostPath::Kernel));
     assert_eq!(paths.choose(HostDirection::ToDevice, 1 << 30, 1), HostPath::Kernel);
+}
+
+#[test]
+fn what_is_pinned_is_never_more_than_was_said_however_small_the_pieces() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((driver, path)) = whole() else {
+        return;
+    };
+    let gpu = loaded(&driver, 0);
+    let stopped = AtomicBool::new(true);
+    let (from, bytes) = region(&gpu, 0);
+    let (to, _) = region(&gpu, 0x55);
+    let pinned = |name: &str| counts(path).get(name).copied().unwrap_or(0) as u64;
+    let least = least_staging_bytes();
+    // The longest pieces are some kilobytes, the shortest a byte, of which a stage has more than it has room for tables of.
+    for (bound, len) in [
+        (least, 1),
+        (least + 1, 7),
+        (3 * least, 16),
+        (1 << 20, 100),
+        (9 << 20, 3000),
+    ] {
+        reset(path);
+        let before = pinned("pinned bytes");
+        let staging = Staging::forced(&gpu, bound, NEVER, HostPaths::always(HostPath::Kernel)).unwrap();
+        let mut stages = Vec::new();
+        // Each for somebody else, who would get it all in the end.
+        while let Some(stage) = take_now(&staging, Holder(stages.len() as u64)) {
+            stages.push(stage);
+        }
+        assert!(staging.take(A, &stopped).is_err());
+        for stage in &mut stages {
+            to.write_at(0, &vec![0; BYTES as usize]).unwrap();
+            // Every other piece.
+            let mut expected = vec![0; BYTES as usize];
+            let places: Vec<_> = (0..BYTES / (2 * len)).map(|number| number * 2 * len).collect();
+            let mut packed = 0;
+            for &at in &places {
+                packed += stage.push(&from, at, len).unwrap();
+                if stage.is_full() {
+                    break;
+                }
+            }
+            stage.pack().unwrap();
+            stage.clear();
+            let mut left = packed;
+            for &at in &places {
+                let some = len.min(left);
+                assert_eq!(stage.push(&to, at, some).unwrap(), some);
+                expected[at as usize..(at + some) as usize].copy_from_slice(&bytes[at as usize..(at + some) as usize]);
+                left -= some;
+                if left == 0 {
+                    break;
+                }
+            }
+            stage.unpack().unwrap();
+            let mut found = vec![0; BYTES as usize];
+            to.read_at(0, &mut found).unwrap();
+            assert!(found == expected, "{bound}, {len}");
+        }
+        let most = pinned("most pinned bytes") - before;
+        assert!(
+            most <= bound && most == staging.bytes(),
+            "{most} of {bound} for {}",
+            stages.len()
+        );
+        drop((stages, staging));
+        assert_eq!(pinned("pinned bytes"), before);
+    }
+    let error = Staging::new(&gpu, least - 1, NEVER).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let said = [least - 1, least].map(|number| format!("`{number}`"));
+    assert!(said.iter().all(|number| error.message().contains(number)), "{error}");
+}
+
+/// A stage, if one is free.
+fn take_now(staging: &Arc<Staging>, holder: Holder) -> Option<Stage> {
+    staging.take(holder, &Once::default()).ok()
+}
+
+/// Stops whoever asks a second time, which is after a wait.
+#[derive(Default)]
+struct Once(AtomicBool);
+
+impl Stop for Once {
+    fn stopped(&self) -> bool {
+        self.0.swap(true, Ordering::Relaxed)
+    }
 }

@@ -235,10 +235,11 @@ API standin_capture(u64 stream, int on) {
     if (found != streams.end()) found->second->captured = on;
     return 0;
 }
-// No more failures.
+// No more failures, and what was pinned before is no longer the most.
 API standin_reset() {
     std::unique_lock<std::mutex> guard(lock);
     failures.clear();
+    alive["most pinned bytes"] = alive["pinned bytes"];
     // What was asked in a dead context never happens.
     if (sticky)
         for (const auto &[handle, stream] : streams) stream->steps.clear(), stream->done = stream->asked;

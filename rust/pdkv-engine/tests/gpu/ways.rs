@@ -5,7 +5,7 @@ use std::time::Duration;
 use pdkv_core::ErrorKind;
 use pdkv_engine::{Engine, EngineConfig, LocalSpan, RawOptions, RemoteSpan, TransportKind};
 
-use crate::common::standin::is_here;
+use crate::common::standin::{count, is_here};
 use crate::common::{Memory, WAIT, engine, memory};
 
 #[test]
@@ -97,8 +97,8 @@ fn memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked() {
         };
         Engine::new(name, config).unwrap()
     };
-    let owner = by_tcp("owner", 64 << 10);
-    let (reader, strict) = (by_tcp("reader", 64 << 10), by_tcp("strict", 0));
+    let owner = by_tcp("owner", 128 << 10);
+    let (reader, strict) = (by_tcp("reader", 128 << 10), by_tcp("strict", 0));
     let connect = |engine: &Engine| {
         let address = owner.address().unwrap();
         engine.connect(address, Duration::from_secs(30)).unwrap()
@@ -156,6 +156,10 @@ fn memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked() {
             assert!(error.message().contains("`staging_bytes` is 0"), "{error}");
         }
     }
+    // What `cuda` pins for each GPU of a process is apart, and said in the guide: 4 MiB for its posts and 3 for what it measures, with a page of each queue.
+    let own = (7 << 20) + 5 * 4096;
+    let pinned = count("most pinned bytes");
+    assert!(0 < pinned && pinned <= 2 * (128 << 10) + own, "{pinned}");
 }
 
 #[test]

@@ -104,6 +104,7 @@ API cuMemHostAlloc(void **start, std::size_t bytes, unsigned) {
     *start = std::aligned_alloc(PAGE, whole(bytes, PAGE));
     std::memset(*start, 0xA5, bytes);
     host_memory[address_of(*start)] = {bytes, true};
+    pinned(bytes, 1);
     ++alive["host memory"];
     return 0;
 }
@@ -112,6 +113,7 @@ API cuMemFreeHost(void *start) {
     progress_all(guard);
     const auto found = host_memory.find(address_of(start));
     if (found == host_memory.end() || !found->second.own) return 1;
+    pinned(found->second.bytes, -1);
     host_memory.erase(found);
     std::free(start);
     --alive["host memory"];
@@ -133,6 +135,7 @@ API cuMemHostRegister_v2(void *start, std::size_t bytes, unsigned flags) {
     if (maps) std::fclose(maps);
     if (covered < first + bytes) return 1;
     host_memory[first] = {bytes, false};
+    pinned(bytes, 1);
     ++alive["registered memory"];
     return 0;
 }
@@ -140,6 +143,7 @@ API cuMemHostUnregister(void *start) {
     CALL_IN_CONTEXT(cuMemHostUnregister);
     const auto found = host_memory.find(address_of(start));
     if (found == host_memory.end() || found->second.own) return 713;
+    pinned(found->second.bytes, -1);
     host_memory.erase(found);
     --alive["registered memory"];
     return sticky;

@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "state.h"
 
 namespace {
@@ -117,6 +119,12 @@ struct Known {
     bool own;
 };
 std::map<u64, Known> &host_memory = *new std::map<u64, Known>;
+
+// Nothing less than a page can be pinned.
+void pinned(std::size_t bytes, int sign) {
+    alive["pinned bytes"] += sign * static_cast<long>(whole(bytes, PAGE));
+    alive["most pinned bytes"] = std::max(alive["most pinned bytes"], alive["pinned bytes"]);
+}
 
 const std::pair<const u64, Known> *find_host(u64 address) {
     auto after = host_memory.upper_bound(address);

@@ -7,6 +7,7 @@
 //! placed. Whose peer keeps a stage waiting too long while others want one is ended.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -50,9 +51,13 @@ impl Stagings {
     fn take(&self, gpu: &Gpu, flow: Flow<'_>, stop: &dyn Stop) -> Result<Stage> {
         let staging = {
             let mut shelves = self.shelves.lock().expect("no holder panics");
-            let staging = shelves.entry((gpu.ordinal(), flow.sends));
-            let make = || Staging::new(gpu, self.bytes.div_ceil(2), self.patience);
-            Arc::clone(staging.or_insert_with(make))
+            match shelves.entry((gpu.ordinal(), flow.sends)) {
+                Entry::Occupied(known) => Arc::clone(known.get()),
+                Entry::Vacant(place) => {
+                    let staging = Staging::new(gpu, self.bytes / 2, self.patience)?;
+                    Arc::clone(place.insert(staging))
+                }
+            }
         };
         staging.take(Holder(flow.peer.0), stop)
     }
