@@ -364,7 +364,7 @@ fn what_is_pinned_is_never_more_than_was_said_however_small_the_pieces() {
     let stopped = AtomicBool::new(true);
     let (from, bytes) = region(&gpu, 0);
     let (to, _) = region(&gpu, 0x55);
-    let pinned = |name: &str| counts(path).get(name).copied().unwrap_or(0) as u64;
+    let pinned = |name: &str| u64::try_from(counts(path).get(name).copied().unwrap_or(0)).unwrap();
     let least = least_staging_bytes();
     // The longest pieces are some kilobytes, the shortest a byte, of which a stage has more than it has room for tables of.
     for (bound, len) in [
