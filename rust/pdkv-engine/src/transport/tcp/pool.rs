@@ -62,7 +62,7 @@ pub(super) struct Pool<S, W> {
     queue: VecDeque<Place<W>>,
     came: u64,
     paused: Option<Instant>,
-    /// Since when the owner takes no stream at all; `None` while there is one, or nobody has asked it.
+    /// Since when no stream is to be had; `None` while there is one, or nobody has tried.
     barred: Option<Instant>,
     /// Somebody looks after those that wait until there are none.
     pub(super) ushered: bool,
@@ -186,9 +186,10 @@ impl<S: Usable, W: Waiter> Pool<S, W> {
         if others || crowded {
             self.paused = Some(now + PAUSE);
         }
-        // While there were others, it was those that were waited for.
-        let barred = self.barred.filter(|_| crowded).unwrap_or(now);
-        self.barred = (crowded && !others).then_some(barred);
+        // While there were some, it was those that were waited for.
+        let none = self.holding + self.idle.len() == 0;
+        let barred = self.barred.unwrap_or(now);
+        self.barred = none.then_some(barred);
         if others {
             return Vec::new();
         }

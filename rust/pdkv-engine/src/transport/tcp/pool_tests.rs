@@ -206,6 +206,34 @@ fn patience_with_an_owner_that_takes_no_stream_begins_when_there_is_none() {
 }
 
 #[test]
+fn hands_that_dial_beside_one_another_are_no_streams() {
+    let (mut pool, start) = (Pool::new(8, 8), Instant::now());
+    for number in 0..2 {
+        pool.join(who(number), start);
+    }
+    assert_eq!(pool.hire(start), 2);
+    let mut hands = [Hand::default(), Hand::default()];
+    let mut dial = |pool: &mut Pool<Stream, Who>, hand: usize, now| match hands[hand].step(pool, now) {
+        Next::Dial(before) => before,
+        other => panic!("{other:?}"),
+    };
+    let (one, two) = (dial(&mut pool, 0, start), dial(&mut pool, 1, start));
+    assert!(pool.not_dialed(one, true, start).is_empty());
+    // The first dials again before the second has its answer, and so on.
+    let half = start + PATIENCE / 2;
+    let one = dial(&mut pool, 0, half);
+    assert!(pool.not_dialed(two, true, half).is_empty());
+    let end = start + PATIENCE;
+    dial(&mut pool, 1, end);
+    assert!(pool.not_dialed(one, true, end).is_empty(), "the other may get one");
+    assert_eq!(
+        pool.not_dialed(two, true, end).len(),
+        2,
+        "both have waited for long enough"
+    );
+}
+
+#[test]
 fn a_pool_that_is_closed_gives_nobody_anything() {
     let (mut pool, now) = (Pool::new(8, 8), Instant::now());
     pool.idle = vec![GOOD];
