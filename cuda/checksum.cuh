@@ -42,4 +42,14 @@ __device__ __forceinline__ u64 sum_of(T bytes, u64 logical) {
     return word * weight(weight_base(logical / 16), static_cast<u32>(logical / 4 % 4));
 }
 
+// Adds what a thread found to the sum of its page, if it has one. The threads of a warp come by here together.
+__device__ __forceinline__ void add_to_page(u64 *sums, bool mine, u32 page, u64 sum) {
+    const u32 shared = warp_first(mine ? page : 0);
+    if (warp_all(!mine || page == shared)) {
+        warp_add(&sums[shared], mine ? sum : 0);
+    } else if (mine) {
+        thread_add(&sums[page], sum);
+    }
+}
+
 }  // namespace pdkv

@@ -72,13 +72,7 @@ __device__ __forceinline__ void copy_vectors(const View &view) {
                 store(dst[step], held[step]);
             }
             if (SUMS) {
-                const u64 sum = mine ? sum_of(held[step], logical[step]) : 0;
-                const u32 shared = warp_first(mine ? page[step] : 0);
-                if (warp_all(!mine || page[step] == shared)) {
-                    warp_add(&view.sums[shared], sum);
-                } else if (mine) {
-                    thread_add(&view.sums[page[step]], sum);
-                }
+                add_to_page(view.sums, mine, page[step], mine ? sum_of(held[step], logical[step]) : 0);
             }
         }
     }

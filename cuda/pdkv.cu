@@ -14,6 +14,7 @@
 #include "finish.cuh"
 #include "copy.cuh"
 #include "bulk.cuh"
+#include "readback.cuh"
 
 // NAME, and NAME_sums, which also adds up the checksums of the pages. THREADS a block, BLOCKS of them on a multiprocessor.
 #define PDKV_KERNEL(NAME, THREADS, BLOCKS, BODY)                                                  \
@@ -42,3 +43,15 @@ PDKV_KERNEL(copy_vectors_16, 256, 3, (pdkv::copy_vectors<pdkv::Bytes16, SUMS>(vi
 #ifdef PDKV_BULK
 PDKV_KERNEL(copy_bulk, 32, 4, (pdkv::copy_bulk<SUMS>(view)))
 #endif
+
+// Copies nothing and only adds up.
+#define PDKV_READ_BACK(NAME, TYPE)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256, 3) PDKV_NAMED(NAME)(const __grid_constant__ pdkv::View view) { \
+        pdkv::read_back<TYPE>(view);                                                                                 \
+    }
+
+PDKV_READ_BACK(read_back_1, unsigned char)
+PDKV_READ_BACK(read_back_2, unsigned short)
+PDKV_READ_BACK(read_back_4, pdkv::u32)
+PDKV_READ_BACK(read_back_8, pdkv::Bytes8)
+PDKV_READ_BACK(read_back_16, pdkv::Bytes16)

@@ -104,12 +104,14 @@ def _judge(wrong: int, copy: Any, job: Job, seed: int, *, sums: bool, when: str 
         )
     if sums:
         wanted = job.sums(random_bytes(job.src_bytes, seed))
-        found = copy.sums
-        if found != wanted:
-            first = next(page for page in range(job.num_pages) if found[page] != wanted[page])
-            raise StepFailedError(
-                f"the checksum of page {first} is wrong {when}after {copy.kernels}: seed {seed}, {job}"
-            )
+        for where, found in zip(("read", "placed"), copy.sums, strict=True):
+            if found != wanted:
+                first = next(page for page in range(job.num_pages) if found[page] != wanted[page])
+                text = (
+                    f"the checksum of page {first} as {where} is wrong {when}after {copy.kernels}: seed {seed}, {job}"
+                )
+                raise StepFailedError(text)
+    return list(copy.kernels)
 
 
 def run(budget_s: float, *, small: bool = False) -> Outcome:

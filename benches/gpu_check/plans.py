@@ -19,7 +19,7 @@ def check(loop: CudaLoop, arena: Arena, seed: int) -> list[str]:
     """Draws two caches and tables, plans, copies and compares; gives the names of the kernels that ran.
 
     Raises:
-        StepFailedError: A byte is wrong; names the plan.
+        StepFailedError: A byte or a checksum is wrong; names the plan.
     """
     draw = Random(seed)
     src, dst = caches.pair(draw)
@@ -41,6 +41,9 @@ def check(loop: CudaLoop, arena: Arena, seed: int) -> list[str]:
     wrong = arena.wrong(buffer, expected)
     if wrong:
         raise StepFailedError(f"{wrong} bytes are wrong after {copy.kernels}: seed {seed}, {src} to {dst}")
+    read, placed = copy.sums
+    if read != placed:
+        raise StepFailedError(f"checksums differ by {copy.kernels}, and no byte: seed {seed}, {src} to {dst}")
     return list(copy.kernels)
 
 

@@ -64,6 +64,7 @@ def test_what_the_user_wrote_wins_over_the_connectors_own_defaults():
         ("connect_timeout", True),
         ("model_id", ""),
         ("adopt", 1),
+        ("verify_copies", "yes"),
         ("ucx", "rc"),
         ("ucx", {"tls": "rc"}),
         ("ucx", {"one_sided": "always"}),

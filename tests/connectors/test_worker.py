@@ -473,10 +473,12 @@ def test_what_is_the_engines_to_know_reaches_it(monkeypatch):
         return Engine(name, **how)
 
     monkeypatch.setattr("pdkv.connectors.core.worker.Engine", engine)
-    given = {"threads": 3, "transports": ("tcp",), "staging_bytes": 8 << 20, "staging_patience": 7.5}
+    staging = {"staging_bytes": 8 << 20, "staging_patience": 7.5}
+    given = {"threads": 3, "transports": ("tcp",), "verify_copies": True, **staging}
     for settings, claim_s in (({}, 120), ({**given, "transfer_timeout": 600.0}, 600)):
         with consuming(**settings):
             for name in ("threads", "transports", "staging_bytes"):
                 assert told[-1][name] == settings.get(name)
             assert told[-1]["staging_patience_s"] == settings.get("staging_patience")
+            assert told[-1]["verify_copies"] == settings.get("verify_copies", False)
             assert told[-1]["max_claim_s"] == claim_s  # or a load that may take longer would be ended by its producer

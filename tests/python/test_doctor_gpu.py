@@ -47,7 +47,9 @@ PLACES = [["named", False, "PDKV_CUDA_IMAGE is not set"], ["compiler", False, "n
 ABSENT = Outcome(
     [{"present": False, "text": "no CUDA driver: libcuda.so.1 is not there", "gpus": [], "kernels": PLACES}]
 )
-MOVED_BY_GPU = Outcome([{"transport": "cuda", "good": True, "text": "moved 65536 bytes", "detail": "CUDA IPC"}])
+MOVED = {"transport": "cuda", "good": True, "text": "moved 65536 bytes", "detail": "CUDA IPC"}
+TRIED = {"kernels": 0, "good": True, "text": "25 kernels left the right bytes", "hint": None}
+MOVED_BY_GPU = Outcome([MOVED, TRIED])
 
 
 def present(*gpus, text="CUDA 13.0, devices: 1"):
@@ -77,17 +79,12 @@ def test_no_gpu_and_one_that_is_hidden(tmp_path):
 def test_a_gpu_that_works(tmp_path):
     findings, facts = gpu.examine(tmp_path, present(H200), MOVED_BY_GPU, has_rdma=False)
     assert all(finding.good for finding in findings), findings
-    assert [finding.subject for finding in findings] == [
-        "gpu",
-        "cuda:0",
-        "cuda:0 kernels",
-        "cuda:0 ways",
-        "cuda:0 memory",
-        "cuda",
-    ]
+    subjects = ["gpu", "cuda:0", "cuda:0 kernels", "cuda:0 ways", "cuda:0 memory", "cuda", "cuda:0 copies"]
+    assert [finding.subject for finding in findings] == subjects
     assert "compute capability 9.0" in one(findings, "cuda:0").text
     assert "by CUDA IPC; pools of pdkv" in one(findings, "cuda:0 memory").text
     assert facts["trial"]["detail"] == "CUDA IPC"
+    assert facts["kernel_trials"] == [TRIED]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +148,25 @@ def test_a_gpu_trial_that_fails_or_dies(tmp_path):
         assert not one(findings, "cuda").good
         assert part in one(findings, "cuda").text
         assert all_hinted(findings)
+
+
+@pytest.mark.parametrize(
+    ("trial", "part"),
+    [
+        (Outcome([MOVED, {**TRIED, "good": False, "text": "`x` left a wrong byte"}]), "`x` left a wrong byte"),
+        (Outcome([MOVED], "was killed by SIGSEGV", "words"), "was killed by SIGSEGV: words"),
+    ],
+)
+def test_kernels_that_are_wrong_or_take_the_trial_with_them(tmp_path, trial, part):
+    findings, _ = gpu.examine(tmp_path, present(H200), trial, has_rdma=False)
+    assert one(findings, "cuda").good
+    assert not one(findings, "cuda:0 copies").good
+    assert part in one(findings, "cuda:0 copies").text
+    assert all_hinted(findings)
+    # Where there are none, that has been said already.
+    absent = {**H200, "kernels": {"good": False, "text": "no compiler", "hint": None}}
+    findings, _ = gpu.examine(tmp_path, present(absent), trial, has_rdma=False)
+    assert "cuda:0 copies" not in [finding.subject for finding in findings]
 
 
 def test_the_ways_that_were_measured_are_shown(tmp_path):

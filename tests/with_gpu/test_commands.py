@@ -55,10 +55,13 @@ def test_bench_in_the_layouts_of_llm_engines():
 def test_doctor_shows_gpus_and_tries_them():
     report = command("doctor", "--format", "json")
     findings = {finding["subject"]: finding for finding in report["findings"]}
-    assert {"gpu", "cuda:0", "cuda:0 kernels", "cuda:0 ways", "cuda:0 memory", "cuda:1", "cuda"} <= set(findings)
+    ours = {f"cuda:0{what}" for what in ("", " kernels", " ways", " memory", " copies")}
+    assert {"gpu", "cuda:1", "cuda"} | ours <= set(findings)
     assert findings["cuda"]["status"] == "ok", findings["cuda"]
     assert "moved 65536 bytes" in findings["cuda"]["text"]
     assert "PDKV_CUDA_IMAGE" in findings["cuda:0 kernels"]["text"]
+    for device in (0, 1):
+        assert findings[f"cuda:{device} copies"]["text"].startswith("25 kernels left the right bytes")
     assert findings["cuda:0 ways"]["text"].endswith(
         "inside it the bulk engine never: it was no faster when it was measured"
     )
@@ -67,3 +70,13 @@ def test_doctor_shows_gpus_and_tries_them():
     assert len({device["uuid"] for device in devices}) == len(devices)
     assert next(row for row in report["choices"] if row["between"] == "GPU to GPU")["transport"] == "cuda"
     assert all(row["hint"] for row in report["findings"] if row["status"] != "ok"), report["findings"]
+
+
+def test_doctor_names_kernels_that_leave_wrong_bytes(monkeypatch):
+    # Every kernel of every process: what moves between two is wrong too, and says so.
+    monkeypatch.setenv("PDKV_STANDIN_FAIL", "wrong:0:1")
+    report = command("doctor", "--format", "json")
+    found = next(finding for finding in report["findings"] if finding["subject"] == "cuda:0 copies")
+    assert (found["status"], found["hint"] is not None) == ("note", True)
+    assert "left a wrong byte (seed " in found["text"]
+    assert report["gpu"]["kernel_trials"][0]["good"] is False

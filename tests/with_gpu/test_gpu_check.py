@@ -28,7 +28,7 @@ def dry(monkeypatch):
 
 
 class BrokenCopy:
-    """A copy of which one byte of what it writes is wrong, or one checksum."""
+    """A copy of which one byte is wrong, or one checksum: of what it read, 0, or of what it placed, 1."""
 
     def __init__(self, loop, copy, at, *, sums):
         self._loop, self._copy, self._at, self._sums = loop, copy, at, sums
@@ -41,7 +41,7 @@ class BrokenCopy:
         return self._spoilt(self._copy.tell(seconds))
 
     def _spoilt(self, told):
-        if not self._sums:
+        if self._sums is None:
             byte = np.empty(1, np.uint8)
             self._loop.copy(byte.ctypes.data, self._at, 1)
             self._loop.wait()
@@ -52,14 +52,16 @@ class BrokenCopy:
 
     @property
     def sums(self):
-        first, *rest = self._copy.sums
-        return [first ^ self._sums, *rest]
+        found = self._copy.sums
+        if self._sums is not None:
+            found[self._sums][0] ^= 1
+        return found
 
 
 class BrokenLoop:
     """A GPU whose kernels are broken."""
 
-    def __init__(self, loop, *, sums=False):
+    def __init__(self, loop, *, sums=None):
         self._loop, self._sums = loop, sums
         self.kernels = loop.kernels
 
@@ -77,8 +79,9 @@ def test_a_broken_kernel_is_noticed(arena):
         assert kernels.check(loop, arena, job, seed, sums=True, bulk=False)
         with pytest.raises(StepFailedError, match=r"1 of .* bytes are wrong after .*seed"):
             kernels.check(BrokenLoop(loop), arena, job, seed, sums=False, bulk=True)
-        with pytest.raises(StepFailedError, match="checksum of page 0 is wrong"):
-            kernels.check(BrokenLoop(loop, sums=True), arena, job, seed, sums=True, bulk=False)
+        for which, where in enumerate(("read", "placed")):
+            with pytest.raises(StepFailedError, match=f"checksum of page 0 as {where} is wrong"):
+                kernels.check(BrokenLoop(loop, sums=which), arena, job, seed, sums=True, bulk=False)
 
 
 def test_a_flag_before_its_bytes_or_its_sums_is_noticed(arena):
@@ -89,8 +92,8 @@ def test_a_flag_before_its_bytes_or_its_sums_is_noticed(arena):
             kernels.check_flag(loop, beside, arena, job, seed, sums=sums, bulk=not sums)
         with pytest.raises(StepFailedError, match=r"1 of .* bytes are wrong when the flag had come"):
             kernels.check_flag(BrokenLoop(loop), beside, arena, job, seed, sums=False, bulk=False)
-        with pytest.raises(StepFailedError, match="checksum of page 0 is wrong when the flag had come"):
-            kernels.check_flag(BrokenLoop(loop, sums=True), beside, arena, job, seed, sums=True, bulk=False)
+        with pytest.raises(StepFailedError, match="checksum of page 0 as read is wrong when the flag had come"):
+            kernels.check_flag(BrokenLoop(loop, sums=0), beside, arena, job, seed, sums=True, bulk=False)
 
 
 def test_a_flag_that_does_not_come_is_noticed(arena, monkeypatch):
@@ -271,7 +274,7 @@ def test_a_wrong_byte_in_the_table_is_noticed(monkeypatch):
     monkeypatch.setattr(
         speed.Blocks,
         "kernel",
-        lambda blocks, loop, **how: BrokenCopy(loop, kernel(blocks, loop, **how), blocks.dst.address, sums=False),
+        lambda blocks, loop, **how: BrokenCopy(loop, kernel(blocks, loop, **how), blocks.dst.address, sums=None),
     )
     with pytest.raises(StepFailedError, match="bytes are wrong after"):
         speed.run(60)
@@ -298,7 +301,7 @@ def command(tmp_path, only, **environment):
 
 
 def test_the_command_fails_when_a_kernel_writes_a_wrong_byte(tmp_path):
-    done = command(tmp_path, "plans", PDKV_STANDIN_FAIL="wrong:3")
+    done = command(tmp_path, "plans", PDKV_STANDIN_FAIL="wrong:1")
     assert done.returncode == 1, done.stdout + done.stderr
     step = json.loads((tmp_path / "gpu-check.json").read_text())["steps"]["plans"]
     assert step["state"] == FAILED

@@ -18,6 +18,7 @@ def _answers(question: str, *arguments: str) -> Iterator[dict[str, Any]]:
         yield _core.cuda_probe()
     elif question == "gpu trial":
         yield from gpu_trial.moves()
+        yield from gpu_trial.kernels()
     elif question == "ucx":
         try:
             yield _core.ucx_probe(*arguments)

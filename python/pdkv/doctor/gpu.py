@@ -12,6 +12,7 @@ from pdkv.doctor.finding import Finding
 __all__ = ["examine"]
 
 _CONTAINER = "a container needs the NVIDIA runtime (`--gpus all`)"
+_REPORT = "please report this"
 _NOTHING = "host memory moves without one"
 _BY_COMPILER = (
     "install the compiler of the driver's CUDA release (`pip install nvidia-cuda-nvrtc-cu12`, for CUDA 13 "
@@ -52,6 +53,7 @@ def examine(root: Path, cuda: Outcome, trial: Outcome, *, has_rdma: bool) -> tup
         "devices": answer.get("gpus", []),
         "kernels": [{"place": place, "found": good, "text": text} for place, good, text in answer.get("kernels", [])],
         "trial": moved,
+        "kernel_trials": [tried for tried in trial.answers if "kernels" in tried],
         "peer_memory_module": _has_module(root),
     }
     if cuda.answer is None:
@@ -68,6 +70,7 @@ def examine(root: Path, cuda: Outcome, trial: Outcome, *, has_rdma: bool) -> tup
         if has_rdma and not gpu["error"]:
             findings.append(_adapters(gpu, has_module=facts["peer_memory_module"]))
     findings.append(_trial(trial, moved))
+    findings += [_tried(gpu, trial) for gpu in answer["gpus"] if not gpu["error"] and gpu["kernels"]["good"]]
     return findings, facts
 
 
@@ -139,9 +142,20 @@ def _has_module(root: Path) -> bool:
 def _trial(trial: Outcome, moved: Mapping[str, Any] | None) -> Finding:
     if moved is None:
         text = f"the trial {trial.failure or 'ended before it'}: {trial.printed or 'nothing was printed'}"
-        return Finding("cuda", good=False, text=text, hint="please report this")
+        return Finding("cuda", good=False, text=text, hint=_REPORT)
     hint = None if moved["good"] else moved.get("hint") or _SHARING
     return Finding("cuda", good=moved["good"], text=moved["text"], hint=hint)
+
+
+def _tried(gpu: Mapping[str, Any], trial: Outcome) -> Finding:
+    """Whether the GPU's kernels do what they should."""
+    subject = f"cuda:{gpu['ordinal']} copies"
+    tried = next((answer for answer in trial.answers if answer.get("kernels") == gpu["ordinal"]), None)
+    if tried is None:
+        text = f"the trial {trial.failure or 'ended before it'}: {trial.printed or 'nothing was printed'}"
+        return Finding(subject, good=False, text=text, hint=_REPORT)
+    hint = None if tried["good"] else tried["hint"] or _REPORT
+    return Finding(subject, good=tried["good"], text=tried["text"], hint=hint)
 
 
 def _driver(path: Path) -> str | None:

@@ -1,20 +1,21 @@
 """Moves bytes from a GPU's memory in one process to a GPU's in another, to see whether `cuda` does.
 
 `moves` is one process; it starts the other, `python -m pdkv.doctor.gpu_trial`. Nothing is judged here. It is apart from
-the other trial, for a driver may take a process with it.
+the other trial, for a driver may take a process with it. `kernels` runs every kernel of each GPU.
 """
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pdkv._core import CudaLoop, Engine, Pool, RegionDescriptor, buffer_address
+from pdkv._core import CudaLoop, Engine, Pool, RegionDescriptor, buffer_address, cuda_count
 from pdkv.errors import PdkvError
 
-__all__ = ["moves"]
+__all__ = ["kernels", "moves"]
 
 _BYTES = 1 << 16
 _TIMEOUT_S = 20.0
@@ -34,6 +35,20 @@ def moves() -> Iterator[dict[str, Any]]:
             yield {"transport": "cuda", **_move(address, RegionDescriptor.from_json(source))}
         finally:
             other.kill()
+
+
+def kernels() -> Iterator[dict[str, Any]]:
+    """Runs every kernel of each GPU on drawn jobs; yields whether bytes and checksums were a plain twin's, and how."""
+    for device in range(cuda_count()):
+        seed = secrets.randbits(32)
+        try:
+            ran = CudaLoop(device).try_kernels(seed)
+        except PdkvError as error:
+            text = f"{error.message} (seed {seed})"
+            yield {"kernels": device, "good": False, "text": text, "hint": error.hint}
+        else:
+            text = f"{len(ran)} kernels left the right bytes, and checksums that tell"
+            yield {"kernels": device, "good": True, "text": text, "hint": None}
 
 
 def _move(address: str, source: RegionDescriptor) -> dict[str, Any]:

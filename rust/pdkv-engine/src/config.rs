@@ -45,6 +45,10 @@ pub struct EngineConfig {
     /// How long a peer may keep a step of that waiting, by not reading what is sent to it or not sending what it has begun, while others wait for
     /// one: then its transfer is ended. Default 30 s; must be more than 0.
     pub staging_patience: Duration,
+    /// Reads back what our GPUs have copied and compares its checksums with those of what was read, before a transfer is over; wrong bytes end it with
+    /// an `Integrity` error. For `cuda`, and for the copies to and from pinned memory by `tcp`. Default false; costs reading the destination once
+    /// more, and has kernels copy where copy engines might.
+    pub verify_copies: bool,
 }
 
 /// Settings of the `ucx` transport.
@@ -79,6 +83,7 @@ impl Default for EngineConfig {
             ucx: UcxConfig::default(),
             staging_bytes: 64 << 20,
             staging_patience: Duration::from_secs(30),
+            verify_copies: false,
         }
     }
 }

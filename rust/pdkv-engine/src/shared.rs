@@ -145,7 +145,7 @@ pub(crate) struct Parts {
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
-        let stagings = Arc::new(Stagings::new(parts.config.staging_bytes, parts.config.staging_patience));
+        let stagings = Arc::new(Stagings::new(&parts.config));
         Self {
             name: parts.name,
             incarnation: parts.incarnation,

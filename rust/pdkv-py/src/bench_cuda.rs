@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
-use pdkv_device::cuda::{BulkSize, CopyQueue, Event, Gpu, HostAccess, HostPaths, LINK_BLOCKS, Stream, has_batch};
-use pdkv_device::kernels::{Axis, Entry, Job, Jobs, Lane, Logical, PageTables, Shape, Side, Wishes, launches};
+use pdkv_device::cuda::{
+    BulkSize, CopyQueue, Event, Gpu, HostAccess, HostPaths, LINK_BLOCKS, Stream, has_batch, try_kernels,
+};
+use pdkv_device::kernels::{Axis, Entry, Job, Jobs, Lane, PageTables, Shape, Side, Wishes, launches, read_backs};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -50,6 +52,7 @@ pub(crate) struct PyCudaCopy {
 /// What the last rounds left.
 #[derive(Default)]
 struct Last {
+    /// Of the pages as they were read and, behind those, as they were placed.
     sums: Vec<u64>,
     post: Duration,
 }
@@ -86,6 +89,10 @@ impl PyCudaLoop {
         let mut kernels = Vec::new();
         for job in &jobs.list {
             let entries = launches(job, self.0.gpu.facts(), wishes)?;
+            kernels.extend(entries.into_iter().map(|launch| launch.entry.name()));
+        }
+        for job in jobs.list.iter().filter(|_| wishes.sums) {
+            let entries = read_backs(job, self.0.gpu.facts(), wishes)?;
             kernels.extend(entries.into_iter().map(|launch| launch.entry.name()));
         }
         Ok(PyCudaCopy {
@@ -162,6 +169,11 @@ impl PyCudaLoop {
             .into_iter()
             .map(Entry::name)
             .collect()
+    }
+
+    /// Runs every kernel on jobs drawn from a seed, verified, and compares bytes and checksums with the plain twin's; returns their names.
+    fn try_kernels(&self, py: Python<'_>, #[pyo3(from_py_with = number::seed)] seed: u64) -> PyResult<Vec<String>> {
+        enter::detached(py, || Ok(try_kernels(&self.0.gpu, seed)?.into_iter().collect()))
     }
 
     /// The handle of the stream.
@@ -310,7 +322,7 @@ impl PyCudaLoop {
     ) -> PyResult<PyCudaCopy> {
         let inner = plan.get().inner();
         enter::detached(plan.py(), move || {
-            let jobs = Jobs::of(inner, &src_bases, &dst_bases, Logical::Plan)?;
+            let jobs = Jobs::of(inner, &src_bases, &dst_bases)?;
             let wishes = Wishes {
                 sums,
                 bulk: bulk.then_some(0),
@@ -404,11 +416,12 @@ impl PyCudaCopy {
         last.post.as_secs_f64() * 1e6
     }
 
-    /// The checksums of the pages, of the last round.
+    /// The checksums of the pages as the last round read them, and as they lay at the destination afterwards.
     #[getter]
-    fn sums(&self) -> Vec<u64> {
+    fn sums(&self) -> (Vec<u64>, Vec<u64>) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.sums.clone()
+        let (read, placed) = last.sums.split_at(last.sums.len() / 2);
+        (read.to_vec(), placed.to_vec())
     }
 }
 

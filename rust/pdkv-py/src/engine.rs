@@ -60,6 +60,8 @@ pub(crate) struct Handle {
 ///         least, and 0 has such transfers refused.
 ///     staging_patience_s: How long a peer may keep a step of that waiting, by not reading or not sending, while others wait
 ///         for one; then its transfer ends as a `TransferTimeoutError`. 30 s by default.
+///     verify_copies: Read back what a GPU of this engine has copied, by `cuda` or to and from pinned memory by `tcp`, and
+///         compare its checksums with those of what was read; wrong bytes end the transfer as an `IntegrityError`.
 ///
 /// Raises:
 ///     ConfigError: A setting is bad; names it and the accepted values.
@@ -72,10 +74,10 @@ impl PyEngine {
     #[pyo3(signature = (
         name, *, listen="127.0.0.1:0".to_owned(), transports=None, threads=None, tcp_streams=None, insecure=false,
         heartbeat_s=None, peer_timeout_s=None, lease_s=None, max_claim_s=None, ucx=None,
-        staging_bytes=None, staging_patience_s=None,
+        staging_bytes=None, staging_patience_s=None, verify_copies=false,
     ), text_signature = "(name, *, listen='127.0.0.1:0', transports=None, threads=None, tcp_streams=None, \
         insecure=False, heartbeat_s=None, peer_timeout_s=None, lease_s=None, max_claim_s=None, ucx=None, \
-        staging_bytes=None, staging_patience_s=None)")]
+        staging_bytes=None, staging_patience_s=None, verify_copies=False)")]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -92,10 +94,12 @@ impl PyEngine {
         ucx: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::staging_bytes)] staging_bytes: Option<u64>,
         #[pyo3(from_py_with = number::optional_seconds)] staging_patience_s: Option<f64>,
+        verify_copies: bool,
     ) -> PyResult<Self> {
         let mut config = EngineConfig {
             listen,
             insecure,
+            verify_copies,
             ..EngineConfig::default()
         };
         if let Some(names) = transports {

@@ -67,6 +67,7 @@ class Settings:
             touches it directly; 128 KiB or more. 0 refuses to; `None` lets the engine choose.
         staging_patience: Seconds that another instance may keep a part of that memory waiting, by not reading or not
             sending, while others wait for it; then that load ends. `None` lets the engine choose.
+        verify_copies: Read back what a GPU has copied and compare checksums; wrong bytes end a load.
         kv_lease_duration: Seconds that a producer keeps blocks for a consumer that says nothing. Consumers renew at a
             third of it.
         transfer_timeout: Seconds that a load may take in all, from the order to the last byte.
@@ -87,6 +88,7 @@ class Settings:
     threads: int | None = None
     staging_bytes: int | None = None
     staging_patience: float | None = None
+    verify_copies: bool = False
     kv_lease_duration: float = 30.0
     transfer_timeout: float = 60.0
     connect_timeout: float = 5.0
@@ -183,7 +185,7 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_PORT:
                 raise _bad(name, value, "give a port, or 0 for any free one")
-        for name in ("insecure", "adopt"):
+        for name in ("insecure", "adopt", "verify_copies"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise _bad(name, value, "give true or false")

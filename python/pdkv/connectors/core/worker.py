@@ -174,6 +174,7 @@ def _engine(name: str, settings: Settings, rank: int) -> Engine:
             ucx=settings.ucx_config(),
             staging_bytes=settings.staging_bytes,
             staging_patience_s=settings.staging_patience,
+            verify_copies=settings.verify_copies,
         )
     except ConfigError as error:
         if error.operation != "listen":

@@ -19,6 +19,7 @@ use super::queue::{CopyQueue, Ticket};
 use super::reach::Reach;
 use super::stream::Event;
 use super::verdict::is_dead;
+use super::verified;
 use crate::region::read_only;
 
 /// Streams of one courier: as many copies are under way side by side.
@@ -35,6 +36,8 @@ pub struct Cargo<T> {
     pub dst: Arc<Vec<Reach>>,
     /// What the GPU waits for before it begins.
     pub after: Option<Arc<Event>>,
+    /// Whether what lies at the destination afterwards is compared, by checksums, with what was read. Costs reading it once more.
+    pub verify: bool,
     /// Whose it is: comes back with the outcome.
     pub owner: T,
 }
@@ -256,13 +259,21 @@ impl<T> Landed<T> {
 }
 
 impl<T> Lane<T> {
+    /// Compares what the front's copy has read with what it has placed, where that was asked for.
+    fn verify(&mut self, ticket: Ticket) -> Result<()> {
+        match self.under_way.front() {
+            Some((_, Cargo { plan, verify: true, .. })) => verified::pages(plan, self.queue.take_sums(ticket)),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes out what has landed. Whether the queue is broken: then that is all there was.
     fn look(&mut self, landed: &mut Vec<Landed<T>>) -> bool {
         while let Some((ticket, _)) = self.under_way.front() {
             let ticket = *ticket;
             let outcome = match self.queue.passed(ticket) {
                 Ok(false) => return false,
-                Ok(true) => Ok(()),
+                Ok(true) => self.verify(ticket),
                 Err(error) => Err(error),
             };
             // One that failed by itself has passed all the same. In a dead context nothing passes, and nothing runs any more.

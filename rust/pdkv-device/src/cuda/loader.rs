@@ -10,7 +10,7 @@ use super::pages::Kernels;
 use super::queue::{CopyQueue, Ticket};
 use super::reach::{Reach, Side};
 use super::route::Route;
-use crate::kernels::{Jobs, Logical, Run, runs_of};
+use crate::kernels::{Jobs, Run, runs_of};
 
 #[derive(Debug)]
 pub(super) struct Loader {
@@ -63,13 +63,20 @@ impl Loader {
             Some((paths, bulk)) => (Some(paths), bulk.bytes()),
             None => (HostPaths::known(&self.kernels), BulkSize::known(&self.kernels)),
         };
+        // Only kernels see what they copy.
+        let paths = paths.filter(|_| !cargo.verify);
         let ([src, dst], [from, to]) = (&self.addresses, &self.sides);
         match Route::of(from, to, [plan.total_bytes(), plan.run_count()], paths, bulk) {
             Route::Kernel(wishes) => {
-                self.jobs.fill(plan, src, dst, Logical::Plan)?;
+                self.jobs.fill(plan, src, dst)?;
                 come_after(queue, cargo)?;
-                // SAFETY: as the caller promises.
-                unsafe { queue.post(&self.jobs, wishes) }
+                if cargo.verify {
+                    // SAFETY: as the caller promises.
+                    unsafe { queue.post_verified(&self.jobs, wishes) }
+                } else {
+                    // SAFETY: as the caller promises.
+                    unsafe { queue.post(&self.jobs, wishes) }
+                }
             }
             Route::Batch => {
                 runs_of(plan, src, dst, &mut self.runs)?;

@@ -45,8 +45,10 @@ mod share;
 mod stage;
 mod staging;
 mod stream;
+mod trial;
 mod turns;
 mod verdict;
+mod verified;
 mod vmm;
 mod witness;
 
@@ -77,6 +79,7 @@ pub use share::{Handle, SharedExtent};
 pub use stage::Stage;
 pub use staging::{STAGE_BYTES, Staging, least_staging_bytes};
 pub use stream::{Event, Stream};
+pub use trial::try_kernels;
 pub use turns::Holder;
 pub use witness::Witnesses;
 

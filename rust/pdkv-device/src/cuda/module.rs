@@ -9,6 +9,7 @@ use super::abi::{CuFunction, CuModule};
 use super::context::Context;
 use super::numbers::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use super::stream::Stream;
+use crate::kernels::Launch;
 
 /// Shared memory that any kernel may ask for without saying so first.
 const FREE_SHARED_BYTES: u32 = 48 << 10;
@@ -51,6 +52,17 @@ pub struct Extent {
     pub block: u32,
     /// Shared memory of a block.
     pub shared_bytes: u32,
+}
+
+impl Extent {
+    /// That of a launch of the kernels.
+    pub(super) fn of(launch: &Launch) -> Self {
+        Self {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+        }
+    }
 }
 
 impl Module {

@@ -2,7 +2,7 @@
 
 use pdkv_core::{Error, ErrorKind, Result};
 
-use crate::kernels::{Job, Jobs, PageTables, Side};
+use crate::kernels::{Entry, Job, Jobs, PageTables, Side};
 
 /// How the tables of a post lie, on both sides: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,12 +11,13 @@ pub(super) struct Layout {
     pub(super) lanes: usize,
     pub(super) src: Option<usize>,
     pub(super) dst: Option<usize>,
+    /// Checksums, at the end: as many rows of them, one for each page, as a page has sums.
     pub(super) sums: usize,
     pub(super) total: usize,
 }
 
 impl Layout {
-    pub(super) fn of(jobs: &Jobs, lanes_found: bool, sums: bool) -> Self {
+    pub(super) fn of(jobs: &Jobs, lanes_found: bool, page_sums: u8) -> Self {
         let lanes: usize = jobs.list.iter().map(|job| size_of_val(job.lanes.as_slice())).sum();
         let lanes = if lanes_found { 0 } else { lanes };
         let mut next = lanes;
@@ -28,8 +29,7 @@ impl Layout {
         let PageTables { src, dst } = &jobs.tables;
         let src = src.as_ref().map(|pages| place(size_of_val(pages.as_slice())));
         let dst = dst.as_ref().map(|pages| place(size_of_val(pages.as_slice())));
-        let count = if sums { jobs.num_pages() as usize } else { 0 };
-        let sums = place(count * size_of::<u64>());
+        let sums = place(jobs.num_pages() as usize * usize::from(page_sums) * size_of::<u64>());
         Self {
             lanes,
             src,
@@ -37,6 +37,19 @@ impl Layout {
             sums,
             total: next,
         }
+    }
+
+    /// Where the checksums of a launch begin: those of what was placed behind those of what was read.
+    pub(super) fn sums_of(&self, entry: Entry) -> usize {
+        match entry {
+            Entry::ReadBack { .. } => self.sums + self.num_sums() / 2 * size_of::<u64>(),
+            _ => self.sums,
+        }
+    }
+
+    /// How many checksums there are.
+    pub(super) fn num_sums(&self) -> usize {
+        (self.total - self.sums) / size_of::<u64>()
     }
 }
 

@@ -135,12 +135,15 @@ impl PostTables {
         self.pinned.write(offset, bytes)
     }
 
-    /// Copies bytes out of the ring.
+    /// Checksums out of the ring.
     ///
     /// # Errors
     /// `Region` when they do not lie inside.
-    pub(super) fn get(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        self.pinned.read(offset, bytes)
+    pub(super) fn sums(&self, offset: usize, count: usize) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; count * size_of::<u64>()];
+        self.pinned.read(offset, &mut bytes)?;
+        let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_ne_bytes);
+        Ok(bytes.chunks_exact(size_of::<u64>()).map(word).collect())
     }
 
     /// Where the ring begins, for the device.

@@ -166,16 +166,38 @@ impl CopyQueue {
     /// Until the post has passed: all pages of the jobs must be live memory that the device reaches, pages that are read must not be
     /// written, and pages that are written must not be used.
     pub unsafe fn post(&mut self, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
+        // SAFETY: as the caller promises.
+        unsafe { self.post_with(jobs, wishes, u8::from(wishes.sums)) }
+    }
+
+    /// Posts a copy that adds up the checksums of what it reads, and behind it launches that read what lies at the destination then and add up
+    /// the same: [`CopyQueue::take_sums`] has both.
+    ///
+    /// # Errors
+    /// As [`CopyQueue::post`].
+    ///
+    /// # Safety
+    /// As [`CopyQueue::post`].
+    pub unsafe fn post_verified(&mut self, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
+        // SAFETY: as the caller promises.
+        unsafe { self.post_with(jobs, Wishes { sums: true, ..wishes }, 2) }
+    }
+
+    /// Posts a copy of which each page has so many checksums.
+    ///
+    /// # Safety
+    /// As [`CopyQueue::post`].
+    unsafe fn post_with(&mut self, jobs: &Jobs, wishes: Wishes, page_sums: u8) -> Result<Option<Ticket>> {
         self.usable()?;
         check_tables(jobs)?;
         self.launches.clear();
-        for (number, job) in jobs.list.iter().enumerate() {
-            let facts = self.kernels.facts();
-            kernels::each_launch(job, facts, wishes, |launch| self.launches.push((number, launch)))?;
-        }
+        let facts = self.kernels.facts();
+        kernels::each_of_jobs(&jobs.list, facts, wishes, page_sums > 1, |number, launch| {
+            self.launches.push((number, launch));
+        })?;
         let kept = self.memory.lanes.as_ref().filter(|_| jobs.lasting);
         let found = kept.and_then(|kept| kept.find(&jobs.list));
-        let layout = Layout::of(jobs, found.is_some(), wishes.sums);
+        let layout = Layout::of(jobs, found.is_some(), page_sums);
         let idle = self.under_way.is_empty();
         let mut taken = self.memory.tables.take(layout.total, idle)?;
         if taken.is_none() {
@@ -191,12 +213,12 @@ impl CopyQueue {
         let written = self.memory.tables.write(jobs, layout, base);
         let result = written.and_then(|()| {
             // SAFETY: as the caller promises.
-            unsafe { self.enqueue(jobs, layout, base, (found, lanes), wishes) }
+            unsafe { self.enqueue(jobs, layout, base, (found, lanes)) }
         });
         if let (Err(_), None, Some(_), Some(kept)) = (&result, found, lanes, &mut self.memory.lanes) {
             kept.forget_newest();
         }
-        let sums = wishes.sums.then_some((base + layout.sums, jobs.num_pages() as usize));
+        let sums = (page_sums > 0).then_some((base + layout.sums, layout.num_sums()));
         Ok(Some(self.close(result, Some(taken.end), sums)))
     }
 
@@ -262,14 +284,15 @@ impl CopyQueue {
         self.ends.take_failure(ticket).map_or(Ok(true), Err)
     }
 
-    /// The checksums of the pages of a post that wished for them and has passed; once.
+    /// The checksums of the pages of a post that wished for them and has passed; once. Of a verified post those of what was read, and behind them,
+    /// as many, those of what was placed.
     pub fn take_sums(&mut self, ticket: Ticket) -> Option<Vec<u64>> {
         self.ends.take_sums(ticket)
     }
 
-    /// Whether there may be room for the tables of these jobs.
+    /// Whether there may be room for the tables of these jobs, verified.
     pub(super) fn holds(&self, jobs: &Jobs) -> bool {
-        self.memory.tables.may_hold(Layout::of(jobs, false, false).total)
+        self.memory.tables.may_hold(Layout::of(jobs, false, 2).total)
     }
 
     /// Posts that have not passed, as far as was looked.
@@ -327,13 +350,7 @@ impl CopyQueue {
             self.spare.extend(passed);
             match (failed, sums) {
                 (Some(error), _) => self.ends.failed(ticket, error),
-                (None, Some((offset, count))) => {
-                    let mut bytes = vec![0; count * size_of::<u64>()];
-                    self.memory.tables.get(offset, &mut bytes)?;
-                    let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_ne_bytes);
-                    let sums = bytes.chunks_exact(size_of::<u64>()).map(word).collect();
-                    self.ends.summed(ticket, sums);
-                }
+                (None, Some((offset, count))) => self.ends.summed(ticket, self.memory.tables.sums(offset, count)?),
                 (None, None) => {}
             }
             if let Some(end) = end {
@@ -361,7 +378,6 @@ impl CopyQueue {
         layout: Layout,
         base: usize,
         (found, lanes): (Option<u64>, Option<u64>),
-        wishes: Wishes,
     ) -> Result<Told> {
         let _entered = self.context.enter()?;
         let (ring, device) = (
@@ -380,16 +396,12 @@ impl CopyQueue {
         let lanes = lanes.unwrap_or(device);
         let at = |offset: Option<usize>| offset.map_or(0, |offset| device + offset as u64);
         let told = match self.launches.last() {
-            Some(_) if !wishes.sums => Told::ByLaunch,
+            Some(_) if layout.num_sums() == 0 => Told::ByLaunch,
             _ => Told::NotYet,
         };
-        let mut lanes_before = 0;
-        let mut job = 0;
         for (index, (number, launch)) in self.launches.iter().enumerate() {
-            for passed in &jobs.list[job..*number] {
-                lanes_before += passed.lanes.len() as u64;
-            }
-            job = *number;
+            // Jobs are few.
+            let lanes_before: u64 = jobs.list[..*number].iter().map(|job| job.lanes.len() as u64).sum();
             let last = index + 1 == self.launches.len();
             let (flag, flag_value) = match told {
                 Told::ByLaunch if last => (self.memory.flag.address(), self.next.flag()),
@@ -399,27 +411,20 @@ impl CopyQueue {
                 lanes: lanes + (lanes_before + u64::from(launch.first_lane)) * size_of::<Lane>() as u64,
                 src_pages: at(layout.src),
                 dst_pages: at(layout.dst),
-                sums: device + layout.sums as u64,
+                sums: device + layout.sums_of(launch.entry) as u64,
                 arrived: self.memory.arrived.address(),
                 flag,
                 flag_value,
                 ..launch.view
             };
-            let extent = Extent {
-                grid: launch.grid,
-                block: launch.block,
-                shared_bytes: launch.shared_bytes,
-            };
             let function = self.kernels.function(launch.entry);
             // SAFETY: the context is entered; the view points into our tables, which stay until the stream has passed, and to what the
             // caller vouches for.
-            unsafe { function.launch_entered(&self.stream, extent, (&raw mut view).cast()) }?;
+            unsafe { function.launch_entered(&self.stream, Extent::of(launch), (&raw mut view).cast()) }?;
         }
-        if wishes.sums {
-            let bytes = layout.total - layout.sums;
-            // SAFETY: the sums' places on both sides, as above.
-            unsafe { self.copy(ring + layout.sums as u64, device + layout.sums as u64, bytes) }?;
-        }
+        let bytes = layout.total - layout.sums;
+        // SAFETY: the sums' places on both sides, as above.
+        unsafe { self.copy(ring + layout.sums as u64, device + layout.sums as u64, bytes) }?;
         Ok(told)
     }
 

@@ -12,6 +12,7 @@ use super::peer_clock::PeerClock;
 use super::queue::CopyQueue;
 use super::region::DeviceRegion;
 use super::staging::{STAGE, Staging, Taken};
+use super::verified;
 use crate::kernels::{Jobs, Run, Wishes};
 use crate::pool::HugePages;
 use crate::region::HostRegion;
@@ -35,6 +36,7 @@ pub(super) struct Parts {
     host: Arc<HostRegion>,
     /// What is to be done whatever was measured.
     forced: Option<HostPaths>,
+    verify: bool,
     kernels: Kernels,
     jobs: Jobs,
     /// Device address, offset in the stage, bytes.
@@ -46,7 +48,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// With so many bytes, and so many for the tables of its copies.
-    pub(super) fn new(gpu: &Gpu, bytes: u64, tables: u64, forced: Option<HostPaths>) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, bytes: u64, tables: u64, forced: Option<HostPaths>, verify: bool) -> Result<Self> {
         // Of huge pages the last one would reach beyond what there may be.
         let host = HostRegion::allocate(bytes, HugePages::Never)?;
         let access = HostAccess::of(gpu, &host)?;
@@ -56,6 +58,7 @@ impl Parts {
             access,
             queue: CopyQueue::small(kernels, tables as usize)?,
             forced,
+            verify,
             kernels: kernels.clone(),
             jobs: Jobs::default(),
             pieces: Vec::new(),
@@ -156,7 +159,7 @@ impl Stage {
     /// Copies what was named from the device into the stage. Waits until it is there.
     ///
     /// # Errors
-    /// `Device` when the copy fails: the stage is of no use then.
+    /// `Device` when the copy fails, `Integrity` when it is verified and left other bytes than it read: the stage is of no use then.
     pub fn pack(&mut self) -> Result<()> {
         self.copy(HostDirection::ToHost)
     }
@@ -218,6 +221,8 @@ impl Drop for Busy {
 impl Parts {
     fn run(&mut self, direction: HostDirection, bytes: u64) -> Result<()> {
         let paths = self.forced.or_else(|| HostPaths::known(&self.kernels));
+        // Only kernels see what they copy.
+        let paths = paths.filter(|_| !self.verify);
         let path = paths.map(|paths| paths.choose(direction, bytes, self.runs.len() as u64));
         // What is not measured yet a kernel copies.
         match path.unwrap_or(HostPath::Kernel) {
@@ -245,10 +250,21 @@ impl Parts {
                 most = some / 2;
                 continue;
             }
-            // SAFETY: as for a batch.
-            let posted = unsafe { self.queue.post(&self.jobs, wishes) }?;
+            let posted = if self.verify {
+                // SAFETY: as for a batch.
+                unsafe { self.queue.post_verified(&self.jobs, wishes) }
+            } else {
+                // SAFETY: as for a batch.
+                unsafe { self.queue.post(&self.jobs, wishes) }
+            };
             let idle = || Error::new(ErrorKind::Internal, STAGE, "an idle queue has no room");
-            self.queue.wait(posted.ok_or_else(idle)?)?;
+            let ticket = posted?.ok_or_else(idle)?;
+            self.queue.wait(ticket)?;
+            if self.verify {
+                let bytes = self.jobs.total_bytes();
+                let what = || format!("`{bytes}` bytes in `{some}` pieces that went through a stage");
+                verified::whole(what, self.queue.take_sums(ticket))?;
+            }
             done += some;
         }
         Ok(())

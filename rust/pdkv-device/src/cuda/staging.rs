@@ -36,6 +36,8 @@ pub struct Staging {
     patience: Duration,
     /// What is to be done whatever was measured.
     paths: Option<HostPaths>,
+    /// Whether copies to and from stages are compared with what they read.
+    verify: bool,
     shelf: Mutex<Shelf>,
     freed: Condvar,
 }
@@ -105,12 +107,12 @@ pub(super) struct Taken {
 
 impl Staging {
     /// Stages on a GPU, which pin so many bytes together at most, the tables of their copies included. While others wait a peer has `patience`
-    /// to take or to bring the bytes of one.
+    /// to take or to bring the bytes of one. With `verify` what was copied to or from a stage is read back, and compared by checksums.
     ///
     /// # Errors
     /// `Config` for less than [`least_staging_bytes`].
-    pub fn new(gpu: &Gpu, bytes: u64, patience: Duration) -> Result<Arc<Self>> {
-        Self::make(gpu, bytes, patience, None)
+    pub fn new(gpu: &Gpu, bytes: u64, patience: Duration, verify: bool) -> Result<Arc<Self>> {
+        Self::make(gpu, bytes, patience, None, verify)
     }
 
     /// The same with a way to copy that no measurement changes.
@@ -118,10 +120,10 @@ impl Staging {
     /// # Errors
     /// As [`Staging::new`].
     pub fn forced(gpu: &Gpu, bytes: u64, patience: Duration, paths: HostPaths) -> Result<Arc<Self>> {
-        Self::make(gpu, bytes, patience, Some(paths))
+        Self::make(gpu, bytes, patience, Some(paths), false)
     }
 
-    fn make(gpu: &Gpu, bytes: u64, patience: Duration, paths: Option<HostPaths>) -> Result<Arc<Self>> {
+    fn make(gpu: &Gpu, bytes: u64, patience: Duration, paths: Option<HostPaths>, verify: bool) -> Result<Arc<Self>> {
         let least = least_staging_bytes();
         if bytes < least {
             let message = format!("`{bytes}` bytes of pinned memory, `{least}` is the least");
@@ -134,6 +136,7 @@ impl Staging {
             size,
             most,
             patience,
+            verify,
             paths,
             shelf: Mutex::new(Shelf {
                 idle: Vec::new(),
@@ -192,7 +195,7 @@ impl Staging {
         let taken = Taken { holder, number, clock };
         let mut stage = Stage::new(self, taken, idle);
         let Size { room, tables, .. } = self.size;
-        stage.furnish(|| Parts::new(&self.gpu, room, tables, self.paths))?;
+        stage.furnish(|| Parts::new(&self.gpu, room, tables, self.paths, self.verify))?;
         Ok(stage)
     }
 

@@ -29,6 +29,11 @@ pub enum Entry {
         /// Whether it adds up checksums.
         sums: bool,
     },
+    /// A thread reads vectors of `width` bytes at the destination and adds up checksums; nothing is copied.
+    ReadBack {
+        /// Bytes of a vector, as of [`Entry::Vectors`].
+        width: u32,
+    },
 }
 
 impl Entry {
@@ -47,6 +52,7 @@ impl Entry {
                 all.push(Self::Bulk { sums });
             }
         }
+        all.extend(Self::WIDTHS.map(|width| Self::ReadBack { width }));
         all
     }
 
@@ -56,6 +62,7 @@ impl Entry {
             Self::Tiles { unroll, sums } => (format!("pdkv{ABI}_copy_tiles_{unroll}"), sums),
             Self::Vectors { width, sums } => (format!("pdkv{ABI}_copy_vectors_{width}"), sums),
             Self::Bulk { sums } => (format!("pdkv{ABI}_copy_bulk"), sums),
+            Self::ReadBack { width } => (format!("pdkv{ABI}_read_back_{width}"), false),
         };
         if sums { stem + "_sums" } else { stem }
     }
@@ -73,7 +80,7 @@ impl Entry {
         match self {
             Self::Tiles { unroll: 1 | 2, .. } => 6,
             Self::Tiles { unroll: 4, .. } | Self::Bulk { .. } => 4,
-            Self::Tiles { .. } | Self::Vectors { .. } => 3,
+            Self::Tiles { .. } | Self::Vectors { .. } | Self::ReadBack { .. } => 3,
         }
     }
 
@@ -81,7 +88,7 @@ impl Entry {
     pub(super) fn round(self) -> u32 {
         match self {
             Self::Tiles { .. } => BLOCK / 32,
-            Self::Vectors { .. } => BLOCK * 4,
+            Self::Vectors { .. } | Self::ReadBack { .. } => BLOCK * 4,
             Self::Bulk { .. } => 1,
         }
     }
@@ -126,7 +133,7 @@ mod tests {
         let mut names: Vec<_> = Entry::all(9).into_iter().map(Entry::name).collect();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 20);
-        assert_eq!(Entry::all(8).len(), 18);
+        assert_eq!(names.len(), 25);
+        assert_eq!(Entry::all(8).len(), 23);
     }
 }

@@ -52,17 +52,6 @@ pub struct Job {
     pub num_pages: u32,
 }
 
-/// What a byte's logical offset in its page is, by which checksums weigh it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logical {
-    /// Its place in the plan: equal for all who hold the same plan.
-    Plan,
-    /// Its offset at the source, which is a stream: who unpacks sums like who packed.
-    Source,
-    /// Its offset at the destination, which is a stream.
-    Destination,
-}
-
 /// The pages of both sides by position; `None` where entry `i` is page `i`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTables {
@@ -111,7 +100,7 @@ impl PageTables {
 }
 
 impl Shape {
-    pub(super) fn of(shape: &BlockShape, logical: Logical) -> Self {
+    pub(super) fn of(shape: &BlockShape) -> Self {
         let side = |page_stride| Side {
             page_stride,
             parts: 1,
@@ -120,18 +109,14 @@ impl Shape {
         let mut next = shape.chunk_bytes;
         let mut axes = [1, 0].map(|index| {
             let axis = shape.axes[index];
-            let in_plan = next;
+            let logical_stride = next;
             next *= axis.count;
             Axis {
                 // Heads and tokens, which a layout counts in 32 bits.
                 count: axis.count as u32,
                 src_stride: axis.src_stride,
                 dst_stride: axis.dst_stride,
-                logical_stride: match logical {
-                    Logical::Plan => in_plan,
-                    Logical::Source => axis.src_stride,
-                    Logical::Destination => axis.dst_stride,
-                },
+                logical_stride,
             }
         });
         axes.reverse();

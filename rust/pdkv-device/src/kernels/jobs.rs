@@ -5,7 +5,7 @@
 use pdkv_core::plan::{Geometry, Place, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
 
-use super::job::{Job, Logical, PageTables, Shape};
+use super::job::{Job, PageTables, Shape};
 use super::spans::{self, Run};
 use super::view::Lane;
 
@@ -23,13 +23,13 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// The jobs of a plan whose regions lie at these addresses.
+    /// The jobs of a plan whose regions lie at these addresses. Checksums weigh a byte by its place in the plan.
     ///
     /// # Errors
     /// `Region` when the plan names a region without an address, or an address leaves 64 bits.
-    pub fn of(plan: &Plan, src_bases: &[u64], dst_bases: &[u64], logical: Logical) -> Result<Self> {
+    pub fn of(plan: &Plan, src_bases: &[u64], dst_bases: &[u64]) -> Result<Self> {
         let mut jobs = Self::default();
-        jobs.fill(plan, src_bases, dst_bases, logical)?;
+        jobs.fill(plan, src_bases, dst_bases)?;
         Ok(jobs)
     }
 
@@ -37,15 +37,15 @@ impl Jobs {
     ///
     /// # Errors
     /// As [`Jobs::of`]; there are no jobs then.
-    pub fn fill(&mut self, plan: &Plan, src_bases: &[u64], dst_bases: &[u64], logical: Logical) -> Result<()> {
+    pub fn fill(&mut self, plan: &Plan, src_bases: &[u64], dst_bases: &[u64]) -> Result<()> {
         self.clear();
         let bases = Bases {
             src: src_bases,
             dst: dst_bases,
         };
         let filled = match plan.geometry() {
-            Some(geometry) => self.fill_pages(geometry, bases, logical),
-            None => spans::fill(self, plan, bases, logical),
+            Some(geometry) => self.fill_pages(geometry, bases),
+            None => spans::fill(self, plan, bases),
         };
         filled.inspect_err(|_| self.clear())
     }
@@ -78,10 +78,10 @@ impl Jobs {
         }
     }
 
-    fn fill_pages(&mut self, geometry: Geometry<'_>, bases: Bases<'_>, logical: Logical) -> Result<()> {
+    fn fill_pages(&mut self, geometry: Geometry<'_>, bases: Bases<'_>) -> Result<()> {
         self.lasting = true;
         for shape in geometry.shapes() {
-            self.add(Shape::of(&shape, logical), geometry.positions());
+            self.add(Shape::of(&shape), geometry.positions());
         }
         let mut next = 0;
         for lane in geometry.lanes() {
@@ -89,11 +89,7 @@ impl Jobs {
             job.lanes.push(Lane {
                 src: address(bases.src, lane.src)?,
                 dst: address(bases.dst, lane.dst)?,
-                logical: match logical {
-                    Logical::Plan => next,
-                    Logical::Source => lane.src.offset,
-                    Logical::Destination => lane.dst.offset,
-                },
+                logical: next,
                 bytes: job.shape.chunk_bytes,
             });
             next += job.shape.page_bytes();

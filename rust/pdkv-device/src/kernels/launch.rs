@@ -69,15 +69,52 @@ pub struct Launch {
 /// `Layout` for a page that cannot be numbered in 32 bits, a job with empty pieces or axes, or a lane with longer pieces than its job.
 pub fn launches(job: &Job, device: &DeviceFacts, wishes: Wishes) -> Result<Vec<Launch>> {
     let mut list = Vec::new();
-    each_launch(job, device, wishes, |launch| list.push(launch))?;
+    each_of(job, device, wishes, Choice::of, |launch| list.push(launch))?;
     Ok(list)
 }
 
-/// Calls `f` with each launch of a job.
+/// The launches that read back what a job has placed: behind those of [`launches`], with the same lanes and tables, they find the same sums
+/// where every byte lies as it was read. They add them up whatever was wished.
+///
+/// # Errors
+/// As [`launches`].
+pub fn read_backs(job: &Job, device: &DeviceFacts, wishes: Wishes) -> Result<Vec<Launch>> {
+    let mut list = Vec::new();
+    each_of(job, device, wishes, Choice::read_back, |launch| list.push(launch))?;
+    Ok(list)
+}
+
+/// Calls `f` with each launch of jobs and its job's number; behind all that copy, if they are to be verified, with those that read back.
+///
+/// # Errors
+/// As [`launches`].
+pub(crate) fn each_of_jobs(
+    jobs: &[Job],
+    device: &DeviceFacts,
+    wishes: Wishes,
+    verified: bool,
+    mut f: impl FnMut(usize, Launch),
+) -> Result<()> {
+    for (number, job) in jobs.iter().enumerate() {
+        each_of(job, device, wishes, Choice::of, |launch| f(number, launch))?;
+    }
+    for (number, job) in jobs.iter().enumerate().filter(|_| verified) {
+        each_of(job, device, wishes, Choice::read_back, |launch| f(number, launch))?;
+    }
+    Ok(())
+}
+
+/// Calls `f` with each launch of a job for which a kernel is chosen so.
 ///
 /// # Errors
 /// As [`launches`]; `f` was not called then.
-pub(crate) fn each_launch(job: &Job, device: &DeviceFacts, wishes: Wishes, mut f: impl FnMut(Launch)) -> Result<()> {
+fn each_of(
+    job: &Job,
+    device: &DeviceFacts,
+    wishes: Wishes,
+    choose: impl FnOnce(&Job, &DeviceFacts, Wishes) -> Choice,
+    mut f: impl FnMut(Launch),
+) -> Result<()> {
     let shape = &job.shape;
     if job.lanes.is_empty() || job.num_pages == 0 {
         return Ok(());
@@ -92,7 +129,7 @@ pub(crate) fn each_launch(job: &Job, device: &DeviceFacts, wishes: Wishes, mut f
             "a lane has pieces of `{longer}` bytes, its job says `{longest}`"
         )));
     }
-    let choice = Choice::of(job, device, wishes);
+    let choice = choose(job, device, wishes);
     let tiles = shape.chunk_bytes.div_ceil(u64::from(choice.tile_bytes));
     let page = tiles
         .checked_mul(shape.pieces())
@@ -207,6 +244,15 @@ impl Choice {
         }
         Self {
             entry: Entry::Vectors { width, sums },
+            tile_bytes: width,
+            stages: 0,
+        }
+    }
+
+    fn read_back(job: &Job, _: &DeviceFacts, _: Wishes) -> Self {
+        let width = job.vector_bytes(true);
+        Self {
+            entry: Entry::ReadBack { width },
             tile_bytes: width,
             stages: 0,
         }

@@ -16,10 +16,10 @@ mod view;
 
 pub use checksum::Checksum;
 pub use entry::Entry;
-pub use job::{Axis, Job, Logical, PageTables, Shape, Side};
+pub use job::{Axis, Job, PageTables, Shape, Side};
 pub use jobs::Jobs;
-pub(crate) use launch::each_launch;
-pub use launch::{DeviceFacts, Launch, Wishes, launches};
+pub(crate) use launch::each_of_jobs;
+pub use launch::{DeviceFacts, Launch, Wishes, launches, read_backs};
 pub use spans::Run;
 pub(crate) use spans::runs_of;
 pub use view::{FastDiv, Lane, View};
@@ -39,6 +39,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("finish.cuh", include_str!("../../../../cuda/finish.cuh")),
     ("copy.cuh", include_str!("../../../../cuda/copy.cuh")),
     ("bulk.cuh", include_str!("../../../../cuda/bulk.cuh")),
+    ("readback.cuh", include_str!("../../../../cuda/readback.cuh")),
 ];
 
 /// Images that were made when this crate was built, each with its architecture; none unless the build was asked for them.

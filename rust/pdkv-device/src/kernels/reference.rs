@@ -1,4 +1,4 @@
-//! The plain twin of the kernels: what a job does, one piece after the other. For tests and for `gpu-check`.
+//! The plain twin of the kernels: what a job does, one piece after the other. For tests and for `pdkv doctor`.
 
 use super::checksum::Checksum;
 use super::job::{Job, PageTables, Side};

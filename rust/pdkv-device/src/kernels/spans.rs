@@ -10,7 +10,7 @@ use pdkv_core::plan::{CopyRun, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
 
 use super::entry::Entry;
-use super::job::{Axis, Logical, Shape, Side};
+use super::job::{Axis, Shape, Side};
 use super::jobs::{Bases, Jobs, address};
 use super::view::Lane;
 
@@ -59,8 +59,8 @@ pub struct Run {
 }
 
 /// Fills jobs, which are empty, with those of a plan of spans.
-pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>, logical: Logical) -> Result<()> {
-    fill_from(jobs, |f| each_of_plan(plan, bases, logical, f))
+pub(super) fn fill(jobs: &mut Jobs, plan: &Plan, bases: Bases<'_>) -> Result<()> {
+    fill_from(jobs, |f| each_of_plan(plan, bases, f))
 }
 
 /// The same for runs.
@@ -96,7 +96,7 @@ pub(crate) fn runs_of(plan: &Plan, src_bases: &[u64], dst_bases: &[u64], runs: &
         src: src_bases,
         dst: dst_bases,
     };
-    each_of_plan(plan, bases, Logical::Plan, &mut |Lane { src, dst, bytes, .. }| {
+    each_of_plan(plan, bases, &mut |Lane { src, dst, bytes, .. }| {
         runs.push(Run { src, dst, bytes });
     })
 }
@@ -130,11 +130,11 @@ fn fill_from(jobs: &mut Jobs, each: impl Fn(&mut dyn FnMut(Lane)) -> Result<()>)
 }
 
 /// Calls `f` with every span of a plan.
-fn each_of_plan(plan: &Plan, bases: Bases<'_>, logical: Logical, f: &mut dyn FnMut(Lane)) -> Result<()> {
+fn each_of_plan(plan: &Plan, bases: Bases<'_>, f: &mut dyn FnMut(Lane)) -> Result<()> {
     let mut failed: Option<Error> = None;
     let mut next = 0;
     let _ = plan.walk(0..plan.unit_count(), |run| {
-        match whole(&run, bases, logical, next) {
+        match whole(&run, bases, next) {
             Ok(lane) => f(lane),
             Err(error) => {
                 failed = Some(error);
@@ -147,15 +147,11 @@ fn each_of_plan(plan: &Plan, bases: Bases<'_>, logical: Logical, f: &mut dyn FnM
     failed.map_or(Ok(()), Err)
 }
 
-fn whole(run: &CopyRun, bases: Bases<'_>, logical: Logical, next: u64) -> Result<Lane> {
+fn whole(run: &CopyRun, bases: Bases<'_>, logical: u64) -> Result<Lane> {
     Ok(Lane {
         src: address(bases.src, run.src)?,
         dst: address(bases.dst, run.dst)?,
-        logical: match logical {
-            Logical::Plan => next,
-            Logical::Source => run.src.offset,
-            Logical::Destination => run.dst.offset,
-        },
+        logical,
         bytes: run.len,
     })
 }

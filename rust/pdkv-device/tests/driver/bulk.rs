@@ -140,6 +140,7 @@ fn carried(path: &Path, gpu: &Gpu, courier: &mut Courier<()>, piece: u64) -> boo
         src: Arc::new(vec![Reach::Device(from)]),
         dst: Arc::new(vec![Reach::Device(to.clone())]),
         after: None,
+        verify: false,
         owner: (),
     };
     courier.post(cargo).unwrap();

@@ -7,7 +7,7 @@ use pdkv_core::dtype::DType;
 use pdkv_core::layout::{KvLayout, KvLayoutParts, LayerLayout, Plane};
 use pdkv_core::plan::{Plan, Selection};
 use pdkv_device::cuda::{Context, DeviceBuffer, Stream};
-use pdkv_device::kernels::{Checksum, Jobs, Logical, reference};
+use pdkv_device::kernels::{Checksum, Jobs, reference};
 
 /// What a test wants of its caches.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl Pair {
         }
         let addresses: Vec<_> = buffers.iter().map(DeviceBuffer::address).collect();
         let (src, dst) = addresses.split_at(from.region_bytes().len());
-        let jobs = Jobs::of(&plan, src, dst, Logical::Plan).unwrap();
+        let jobs = Jobs::of(&plan, src, dst).unwrap();
         let sources = src.len();
         let before: Vec<_> = flat.regions.iter().map(|(_, bytes)| bytes.clone()).collect();
         let mut expected = before.clone();
@@ -116,7 +116,7 @@ impl Pair {
 }
 
 /// Layers in regions of their own, or many of them in one; heads before tokens or after them.
-fn layout(layers: u32, blocks: u32, heads_first: bool, content_bytes: u64) -> KvLayout {
+pub(crate) fn layout(layers: u32, blocks: u32, heads_first: bool, content_bytes: u64) -> KvLayout {
     let (heads, tokens) = (2, 4);
     let block = content_bytes * 8;
     let (head_stride, token_stride) = if heads_first {

@@ -18,12 +18,12 @@ use crate::standin::{Eager, Held, asked_again, calls, counts, fail, reset, varia
 /// Pieces that continue one another on neither side.
 const PIECES: u64 = 1024;
 const PIECE: u64 = 512;
-const LEN: u64 = 2 * PIECES * PIECE;
-const NO_BULK: BulkSize = BulkSize::Never("a test");
+pub(crate) const LEN: u64 = 2 * PIECES * PIECE;
+pub(crate) const NO_BULK: BulkSize = BulkSize::Never("a test");
 
 /// Where memory of a test lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+pub(crate) enum At {
     /// On the GPU that copies.
     Here,
     /// On the GPU beside it.
@@ -33,13 +33,13 @@ enum At {
     Host,
 }
 
-struct Place {
+pub(crate) struct Place {
     reach: Reach,
     region: Option<Arc<DeviceRegion>>,
 }
 
 impl Place {
-    fn new(driver: &Driver, at: At, seed: u64) -> Self {
+    pub(crate) fn new(driver: &Driver, at: At, seed: u64) -> Self {
         let [gpu, next] = [0, 1].map(|ordinal| Gpu::open_on(driver, ordinal).unwrap());
         let allocate = |on: &Gpu| DeviceRegion::allocate(on, LEN).unwrap();
         let (reach, region) = match at {
@@ -71,7 +71,7 @@ impl Place {
         place
     }
 
-    fn write(&self, bytes: &[u8]) {
+    pub(crate) fn write(&self, bytes: &[u8]) {
         match (&self.region, &self.reach) {
             (Some(region), _) => region.write_at(0, bytes).unwrap(),
             (None, Reach::Host(access)) => access.region().write_at(0, bytes).unwrap(),
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    fn read(&self) -> Vec<u8> {
+    pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; LEN as usize];
         match (&self.region, &self.reach) {
             (Some(region), _) => region.read_at(0, &mut bytes).unwrap(),
@@ -99,18 +99,19 @@ fn spans() -> [Vec<Span>; 2] {
     [of(5), of(7)]
 }
 
-fn cargo<T>(src: &Place, dst: &Place, owner: T) -> Cargo<T> {
+pub(crate) fn cargo<T>(src: &Place, dst: &Place, owner: T) -> Cargo<T> {
     let [from, to] = spans();
     Cargo {
         plan: Plan::spans(&from, &[LEN], &to, &[LEN]).unwrap(),
         src: Arc::new(vec![src.reach.clone()]),
         dst: Arc::new(vec![dst.reach.clone()]),
         after: None,
+        verify: false,
         owner,
     }
 }
 
-fn expected(src: &Place, dst: &Place) -> Vec<u8> {
+pub(crate) fn expected(src: &Place, dst: &Place) -> Vec<u8> {
     let (from, mut to) = (src.read(), dst.read());
     let [sources, targets] = spans();
     for (source, target) in sources.iter().zip(&targets) {
@@ -131,7 +132,7 @@ fn carry(courier: &mut Courier<()>, cargo: Cargo<()>) {
 }
 
 /// How many blocks kernels were given, and how many batches were asked for, meanwhile.
-fn asked(path: &Path, run: impl FnOnce()) -> (i64, i64) {
+pub(crate) fn asked(path: &Path, run: impl FnOnce()) -> (i64, i64) {
     let now = || {
         let counts = counts(path);
         ["blocks", "calls cuMemcpyBatchAsync"].map(|name| counts.get(name).copied().unwrap_or(0))

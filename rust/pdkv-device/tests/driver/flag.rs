@@ -6,7 +6,7 @@ use pdkv_core::ErrorKind;
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_device::cuda::{CopyQueue, DeviceBuffer, Stream, Ticket};
-use pdkv_device::kernels::{Jobs, Logical, Run, Wishes};
+use pdkv_device::kernels::{Jobs, Run, Wishes};
 
 use crate::alone::Alone;
 use crate::caches::{Pair, Wish};
@@ -79,7 +79,7 @@ fn of_several_launches_the_last_one_raises_it() {
     // Wide vectors for the first, narrow ones for the others.
     let spans = [(0, 16), (20, 4), (25, 3)].map(|(offset, len)| Span::new(0, offset, len));
     let plan = Plan::spans(&spans, &[64], &spans, &[64]).unwrap();
-    let jobs = Jobs::of(&plan, &[from.address()], &[to.address()], Logical::Plan).unwrap();
+    let jobs = Jobs::of(&plan, &[from.address()], &[to.address()]).unwrap();
     let launches = || calls(alone.path)["cuLaunchKernel"];
     let before = launches();
     let ticket = post(&mut queue, &jobs, Wishes::default());

@@ -17,6 +17,7 @@ mod queue;
 mod sharing;
 mod staging;
 mod standin;
+mod verified;
 
 use std::path::Path;
 

@@ -61,6 +61,45 @@ fn a_post_copies_and_sums_up() {
 }
 
 #[test]
+fn a_verified_post_sums_up_what_it_read_and_what_it_placed() {
+    let Some(alone) = Alone::begin() else {
+        return;
+    };
+    let (context, mut queue, stream) = alone.queue();
+    // The same order on both sides, heads before tokens on one of them, and pieces that fit no vector.
+    for (layers, same, content) in [(2, true, 512), (2, false, 512), (1, false, 6), (80, false, 64)] {
+        let wish = Wish {
+            same,
+            ..Wish::new(layers, content)
+        };
+        let pair = Pair::new(&context, &stream, &wish);
+        // The lanes come with the first and lie there for the second.
+        for wrong in [false, true] {
+            pair.reset(&stream);
+            stream.synchronize().unwrap();
+            if wrong {
+                fail(alone.path, c"wrong", 1, 1);
+            }
+            // SAFETY: all buffers live until the stream is waited for, and nothing else uses them.
+            let ticket = unsafe { queue.post_verified(&pair.jobs, Wishes::default()) }
+                .unwrap()
+                .unwrap();
+            queue.wait(ticket).unwrap();
+            let sums = queue.take_sums(ticket).unwrap();
+            let (read, placed) = sums.split_at(pair.sums.len());
+            assert_eq!(read, pair.sums);
+            let differing = read.iter().zip(placed).filter(|(read, placed)| read != placed).count();
+            assert_eq!((placed.len(), differing), (read.len(), usize::from(wrong)));
+            if !wrong {
+                pair.check(&stream);
+            }
+        }
+    }
+    drop((queue, stream, context));
+    alone.nothing_is_left();
+}
+
+#[test]
 fn what_a_post_asks_of_the_driver_does_not_grow_with_the_layers() {
     let Some(alone) = Alone::begin() else {
         return;

@@ -421,7 +421,7 @@ fn what_is_pinned_is_never_more_than_was_said_however_small_the_pieces() {
         drop((stages, staging));
         assert_eq!(pinned("pinned bytes"), before);
     }
-    let error = Staging::new(&gpu, least - 1, NEVER).unwrap_err();
+    let error = Staging::new(&gpu, least - 1, NEVER, false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let said = [least - 1, least].map(|number| format!("`{number}`"));
     assert!(said.iter().all(|number| error.message().contains(number)), "{error}");

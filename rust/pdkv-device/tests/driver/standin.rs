@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock};
 use pdkv_core::plan::Plan;
 use pdkv_core::span::Span;
 use pdkv_device::cuda::{CopyQueue, Driver, Gpu, Kernels};
-use pdkv_device::kernels::{Jobs, Logical, Wishes};
+use pdkv_device::kernels::{Jobs, Wishes};
 
 /// One test at a time, since all of them count what is alive.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
@@ -160,7 +160,7 @@ pub(crate) fn asked_again(path: &Path, times: i64, mut look: impl FnMut()) {
 pub(crate) fn kernel_copy(gpu: &Gpu, from: u64, to: u64, len: u64) {
     let span = [Span::new(0, 0, len)];
     let plan = Plan::spans(&span, &[len], &span, &[len]).unwrap();
-    let jobs = Jobs::of(&plan, &[from], &[to], Logical::Plan).unwrap();
+    let jobs = Jobs::of(&plan, &[from], &[to]).unwrap();
     // SAFETY: the stand-in's image, whole; its kernels are those of this release.
     let kernels = unsafe { Kernels::load(gpu.context(), IMAGE) }.unwrap();
     let mut queue = CopyQueue::new(&kernels).unwrap();

@@ -16,4 +16,5 @@ const Entry ENTRIES[] = {
     ENTRY(copy_tiles_1),   ENTRY(copy_tiles_2),   ENTRY(copy_tiles_4),   ENTRY(copy_tiles_8),
     ENTRY(copy_vectors_1), ENTRY(copy_vectors_2), ENTRY(copy_vectors_4), ENTRY(copy_vectors_8),
     ENTRY(copy_vectors_16), ENTRY(copy_bulk),
+    ONE(read_back_1), ONE(read_back_2), ONE(read_back_4), ONE(read_back_8), ONE(read_back_16),
 };

@@ -1,7 +1,7 @@
 //! What no plan of today makes: pages of different sizes on the two sides, and ranks that hold a part of the heads.
 
 use pdkv_device::kernels::{
-    Axis, Checksum, DeviceFacts, Job, Lane, PageTables, Shape, Side, Wishes, launches, reference,
+    Axis, Checksum, DeviceFacts, Job, Lane, PageTables, Shape, Side, Wishes, launches, read_backs, reference,
 };
 
 use crate::memory::Memory;
@@ -166,6 +166,31 @@ fn a_rank_takes_its_heads_out_of_all() {
     }
 }
 
+/// What was placed has the same sums, and not where a byte of it is another.
+fn check_read_back(twin: &mut Twin, placed: &Memory, job: &Job, tables: &PageTables, sums: &[Checksum]) {
+    let work = [(job, read_backs(job, &DEVICE, Wishes::default()).unwrap())];
+    let mut found = |memory: &Memory| {
+        let outcome = twin.run(memory, tables, &work, 5, 0).expect("the twin lives");
+        assert!(outcome.memory == *memory, "reading has written");
+        outcome.sums
+    };
+    let sums: Vec<_> = sums.iter().map(|sum| sum.value()).collect();
+    assert_eq!(found(placed), sums);
+    let Shape { dst, axes, .. } = &job.shape;
+    let last = axes.map(|axis| u64::from(axis.count - 1) * axis.dst_stride);
+    for page in 0..job.num_pages {
+        let mut wrong = placed.clone();
+        let entry = tables.dst.as_ref().unwrap()[(page / dst.parts) as usize];
+        let start = u64::from(entry) * dst.page_stride + u64::from(page % dst.parts) * dst.part_stride;
+        wrong.regions[1].1[(start + last[0] + last[1] + job.shape.chunk_bytes - 1) as usize] ^= 0x40;
+        let found = found(&wrong);
+        let differing: Vec<u32> = (0..job.num_pages)
+            .filter(|&page| found[page as usize] != sums[page as usize])
+            .collect();
+        assert_eq!(differing, [page]);
+    }
+}
+
 /// Runs a job by both twins, compares, and gives what is there after it.
 fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) -> Memory {
     let mut sums = vec![Checksum::default(); job.num_pages as usize];
@@ -188,5 +213,6 @@ fn check(twin: &mut Twin, memory: &Memory, job: &Job, tables: &PageTables) -> Me
         assert!(outcome.memory == expected);
         assert_eq!(outcome.sums, sums.iter().map(|sum| sum.value()).collect::<Vec<_>>());
     }
+    check_read_back(twin, &expected, job, tables, &sums);
     expected
 }

@@ -6,7 +6,9 @@ use std::ops::ControlFlow;
 
 use pdkv_core::layout::KvLayout;
 use pdkv_core::plan::{Plan, Selection};
-use pdkv_device::kernels::{Checksum, DeviceFacts, Entry, Job, Jobs, Logical, Wishes, launches, reference};
+use pdkv_device::kernels::{
+    Checksum, DeviceFacts, Entry, Job, Jobs, PageTables, Wishes, launches, read_backs, reference,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -32,7 +34,6 @@ pub(crate) fn check(
     twin: &mut Twin,
     plan: &Plan,
     [src, dst]: [&[u64]; 2],
-    logical: Logical,
     device: &DeviceFacts,
     wishes: Wishes,
     seed: u32,
@@ -40,7 +41,7 @@ pub(crate) fn check(
     let memory = Memory::new(src, dst);
     let expected = walked(plan, &memory, src.len());
     let (src_bases, dst_bases) = memory.bases(src.len());
-    let Jobs { list: jobs, tables, .. } = &Jobs::of(plan, &src_bases, &dst_bases, logical).unwrap();
+    let Jobs { list: jobs, tables, .. } = &Jobs::of(plan, &src_bases, &dst_bases).unwrap();
     assert_eq!(jobs.iter().map(Job::total_bytes).sum::<u64>(), plan.total_bytes());
     let pages = jobs.iter().map(|job| job.num_pages).max().unwrap_or(0);
     let mut sums = vec![Checksum::default(); pages as usize];
@@ -53,7 +54,7 @@ pub(crate) fn check(
         .iter()
         .map(|job| (job, launches(job, device, wishes).unwrap()))
         .collect();
-    let entries: Vec<_> = work
+    let mut entries: Vec<_> = work
         .iter()
         .flat_map(|(_, list)| list)
         .map(|launch| launch.entry)
@@ -71,7 +72,29 @@ pub(crate) fn check(
         (outcome.flag, outcome.arrived),
         (if entries.is_empty() { 0 } else { 77 }, 0)
     );
+    entries.extend(read_back(twin, &expected, tables, jobs, (device, wishes), &sums));
     (entries, sums)
+}
+
+/// What was placed, read where it lies, has the sums of what was read, and is left as it is. Returns the kernels that ran.
+fn read_back(
+    twin: &mut Twin,
+    placed: &Memory,
+    tables: &PageTables,
+    jobs: &[Job],
+    (device, wishes): (&DeviceFacts, Wishes),
+    sums: &[u64],
+) -> Vec<Entry> {
+    let back = |job| (job, read_backs(job, device, wishes).unwrap());
+    let work: Vec<_> = jobs.iter().map(back).collect();
+    let launches = work.iter().flat_map(|(_, list)| list);
+    let entries = launches.map(|launch| launch.entry).collect();
+    let outcome = twin
+        .run(placed, tables, &work, 3, 0)
+        .expect("the twin lives; what ended it stands above");
+    assert!(outcome.memory == *placed, "{entries:?} have written");
+    assert_eq!(outcome.sums, sums, "sums of {entries:?}");
+    entries
 }
 
 type Ids = (Vec<u32>, Vec<u32>);
@@ -122,7 +145,6 @@ fn many(build: Build, cases: u32) {
                 &mut twin.borrow_mut(),
                 &plan,
                 layouts.map(KvLayout::region_bytes),
-                Logical::Plan,
                 &device,
                 wishes,
                 seed,

@@ -18,6 +18,7 @@ mod raw_fence;
 mod replaced;
 mod stages;
 mod threads;
+mod verified;
 mod ways;
 
 use std::time::{Duration, Instant};

@@ -59,8 +59,12 @@ pub(crate) fn batched(stream: &Stream, dsts: &[u64], srcs: &[u64], sizes: &[usiz
     unsafe { copy_batch_async(stream, dsts, srcs, sizes) }
 }
 
-/// Posts a copy of memory that the caller of a private function answers for.
+/// Posts a copy of memory that the caller of a private function answers for; with checksums, it is verified.
 pub(crate) fn posted(queue: &mut CopyQueue, jobs: &Jobs, wishes: Wishes) -> Result<Option<Ticket>> {
+    if wishes.sums {
+        // SAFETY: as for `copied`.
+        return unsafe { queue.post_verified(jobs, wishes) };
+    }
     // SAFETY: as for `copied`.
     unsafe { queue.post(jobs, wishes) }
 }

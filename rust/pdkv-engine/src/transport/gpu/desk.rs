@@ -241,6 +241,7 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
         src,
         dst,
         after: work.after.clone(),
+        verify: work.shared.config.verify_copies,
         owner: Arc::clone(&work),
     };
     // After a panic in there the GPU may be at it: nobody says that it is not, and its memory stays.

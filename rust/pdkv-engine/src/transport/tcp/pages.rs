@@ -18,21 +18,24 @@ use pdkv_device::cuda::{DeviceRegion, Gpu, Holder, PeerClock, STAGE_BYTES, Stage
 use pdkv_device::{IoBatch, Memory, Stop};
 
 use super::socket::Socket;
+use crate::config::EngineConfig;
 
 /// The stages of an engine: those to send from and those to receive into, half of the bytes each.
 pub(crate) struct Stagings {
     bytes: u64,
     patience: Duration,
+    verify: bool,
     /// By the number of the GPU, and whether they are to send from.
     shelves: Mutex<BTreeMap<(u32, bool), Arc<Staging>>>,
 }
 
 impl Stagings {
-    /// `bytes` for each GPU; 0 refuses to stage. A peer may keep a stage waiting for `patience` while others want one.
-    pub(crate) fn new(bytes: u64, patience: Duration) -> Self {
+    /// Stages as the settings of the engine say.
+    pub(crate) fn new(config: &EngineConfig) -> Self {
         Self {
-            bytes,
-            patience,
+            bytes: config.staging_bytes,
+            patience: config.staging_patience,
+            verify: config.verify_copies,
             shelves: Mutex::default(),
         }
     }
@@ -54,7 +57,7 @@ impl Stagings {
             match shelves.entry((gpu.ordinal(), flow.sends)) {
                 Entry::Occupied(known) => Arc::clone(known.get()),
                 Entry::Vacant(place) => {
-                    let staging = Staging::new(gpu, self.bytes / 2, self.patience)?;
+                    let staging = Staging::new(gpu, self.bytes / 2, self.patience, self.verify)?;
                     Arc::clone(place.insert(staging))
                 }
             }
