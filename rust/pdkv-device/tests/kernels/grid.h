@@ -110,7 +110,8 @@ struct BulkEngine {
         }
     }
 };
-inline BulkEngine engine;
+// Never destroyed: at the end of a process the stand-in may still run kernels on other threads.
+inline BulkEngine &engine = *new BulkEngine;
 
 // A barrier counts its phases: how many loads on it have been waited for.
 inline void barrier_make(u64 *barrier) {
