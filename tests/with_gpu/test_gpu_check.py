@@ -253,12 +253,6 @@ def test_the_table(monkeypatch):
         assert "batch_gb_s" in row or "batch_missing" in row
 
 
-def test_the_table_is_about_what_transfers_take():
-    assert speed.of_transfers(16384, 16384) == "bulk"
-    assert speed.of_transfers(16383, 16384) == "kernel"
-    assert speed.of_transfers(1 << 20, None) == "kernel"
-
-
 def test_a_gpu_that_measures_nothing_is_said_to(arena):
     class Full:
         def ways(self):

@@ -19,6 +19,9 @@ pub(crate) const CLOSE_WAIT: Duration = Duration::from_secs(5);
 pub(crate) struct Ending {
     stage: Mutex<Stage>,
     over: Condvar,
+    /// Those that wait for the end.
+    #[cfg(test)]
+    waiting: std::sync::atomic::AtomicUsize,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -59,11 +62,25 @@ impl Ending {
             Stage::Closing(by) if by != std::thread::current().id() && !crate::mover::is_ours() => {}
             _ => return None,
         }
+        #[cfg(test)]
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         let waited = self
             .over
             .wait_timeout_while(stage, patience, |stage| matches!(stage, Stage::Closing(_)));
         let (stage, _) = waited.unwrap_or_else(PoisonError::into_inner);
         Some(matches!(*stage, Stage::Closed(true)))
+    }
+}
+
+/// Whoever goes without an end has others wait no longer than it did.
+struct Closer<'a>(&'a Ending);
+
+impl Drop for Closer<'_> {
+    fn drop(&mut self) {
+        let stage = *self.0.stage();
+        if matches!(stage, Stage::Closing(_)) {
+            self.0.end(false);
+        }
     }
 }
 
@@ -73,6 +90,7 @@ pub(crate) fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
         let answer = shared.ending.await_end(2 * patience);
         return answer.unwrap_or_else(|| is_quiet(shared));
     }
+    let _closer = Closer(&shared.ending);
     shared.closed.store(true, Ordering::Release);
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -150,15 +168,31 @@ mod tests {
                 let others = [0, 1].map(|_| {
                     scope.spawn(|| {
                         assert!(!ending.begin());
-                        // It may be over by now.
-                        ending.await_end(LONG).unwrap_or(quiet)
+                        ending.await_end(LONG)
                     })
                 });
+                while ending.waiting.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
                 ending.end(quiet);
-                assert_eq!(others.map(|other| other.join().unwrap()), [quiet, quiet]);
+                assert_eq!(others.map(|other| other.join().unwrap()), [Some(quiet); 2]);
             });
             assert_eq!(ending.await_end(LONG), None, "it is over");
         }
+    }
+
+    #[test]
+    fn who_panics_while_it_closes_has_closed_without_an_answer() {
+        let ending = Ending::default();
+        assert!(ending.begin());
+        std::thread::scope(|scope| {
+            let closes = scope.spawn(|| {
+                let _closer = Closer(&ending);
+                panic!("as the test wants");
+            });
+            assert!(closes.join().is_err());
+        });
+        assert!(matches!(*ending.stage(), Stage::Closed(false)));
     }
 
     #[test]

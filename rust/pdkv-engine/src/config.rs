@@ -40,7 +40,7 @@ pub struct EngineConfig {
     pub ucx: UcxConfig,
     /// Pinned host memory for each GPU through which its memory goes where a transport carries host memory only, as tcp does.
     /// Half of it is to send from and half to receive into, the tables of the copies included. Default 64 MiB; it is taken in steps of 4 MiB, or of one half where
-    /// that is less, as transfers need it, by one peer never all of it while there is more than one step. At least 128 KiB; 0 has such transfers refused.
+    /// that is less, as transfers need it, by one peer never all of it while there is more than one step. At least 32 pages, 128 KiB on most machines; 0 has such transfers refused.
     pub staging_bytes: u64,
     /// How long a peer may keep a step of that waiting, by not reading what is sent to it or not sending what it has begun, while others wait for
     /// one: then its transfer is ended. Default 30 s; must be more than 0.

@@ -23,6 +23,8 @@ use crate::reply::Reply;
 
 /// How long a peer may take to let us in, and how long to take a question.
 const STEP: Duration = Duration::from_secs(5);
+/// How long it is asked again while it says that it answers enough of our questions.
+const TURN: Duration = Duration::from_secs(10);
 /// What comes after the last entry of an answer.
 pub(crate) const END: [u8; 1] = [0xE0];
 
@@ -154,6 +156,20 @@ impl LocalDoor {
             _ if is_turned_away(stream) => turned_away(),
             _ => error,
         })
+    }
+
+    /// Asks, and asks again while that fails for want of room, as where the peer answers enough of our questions: that passes. Blocks.
+    ///
+    /// # Errors
+    /// What the last one says.
+    pub(crate) fn in_turn<T>(&self, stopped: &dyn Fn() -> bool, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+        let limit = self.limit(Some(TURN), stopped);
+        loop {
+            match ask() {
+                Err(error) if error.kind() == ErrorKind::Capacity && !limit.stopped() => std::thread::sleep(SLICE),
+                said => return said,
+            }
+        }
     }
 
     /// A data stream to the peer.

@@ -157,3 +157,33 @@ fn a_region_of_which_there_are_no_pages_is_refused_alone() {
     assert_eq!(kinds, [ErrorKind::Region]);
     assert_eq!(owner.join().unwrap(), 0, "pages came to be");
 }
+
+#[test]
+fn who_is_told_that_there_are_too_many_asks_again_unless_it_is_to_stop() {
+    let (_listener, name) = listen().unwrap();
+    let door = LocalDoor::find(&name, TOKEN, &|| false).unwrap();
+    let count = Cell::new(0);
+    let asked = &count;
+    let asks = |full: u32, then: ErrorKind| {
+        asked.set(0);
+        move || {
+            asked.set(asked.get() + 1);
+            if asked.get() <= full {
+                Err::<(), _>(turned_away())
+            } else {
+                Err(Error::new(then, "test", "over"))
+            }
+        }
+    };
+    let error = door.in_turn(&|| false, asks(2, ErrorKind::PeerLost)).unwrap_err();
+    assert_eq!((error.kind(), asked.get()), (ErrorKind::PeerLost, 3));
+    let error = door
+        .in_turn(&at_look(2), asks(u32::MAX, ErrorKind::PeerLost))
+        .unwrap_err();
+    assert_eq!((error.kind(), asked.get()), (ErrorKind::Capacity, 2));
+    door.shut();
+    let error = door
+        .in_turn(&|| false, asks(u32::MAX, ErrorKind::PeerLost))
+        .unwrap_err();
+    assert_eq!((error.kind(), asked.get()), (ErrorKind::Capacity, 1));
+}

@@ -38,7 +38,7 @@ impl Inquiry {
         gone: &mut dyn FnMut(RegionId, Error),
     ) -> Result<()> {
         match self {
-            Self::Near(door) => door.still_there(wanted, stopped, gone),
+            Self::Near(door) => door.in_turn(stopped, || door.still_there(wanted, stopped, gone)),
             Self::Far(far) => far.still_there(wanted, stopped, gone),
         }
     }

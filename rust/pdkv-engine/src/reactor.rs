@@ -36,6 +36,8 @@ const POLL_AGAIN: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// When to accept again after the system had no descriptor for a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Connections that are taken in at a listener before everything else has its turn again: whoever connects without end holds up nobody.
+const ACCEPT_AT_ONCE: usize = 64;
 
 enum Conn {
     Stranger {
@@ -56,6 +58,8 @@ pub(crate) struct Reactor {
     local_waits: bool,
     /// Connections may wait at a listener without another event for them.
     accept_again: bool,
+    /// More connections wait than had their turn.
+    accept_more: bool,
     conns: BTreeMap<usize, Conn>,
     next: usize,
     buffer: Vec<u8>,
@@ -87,6 +91,7 @@ impl Reactor {
             seats: Arc::default(),
             local_waits: false,
             accept_again: false,
+            accept_more: false,
             conns: BTreeMap::new(),
             next: FIRST,
             buffer: vec![0; 16 << 10],
@@ -116,7 +121,7 @@ impl Reactor {
                     events.clear();
                 }
             }
-            if std::mem::take(&mut self.accept_again) {
+            if std::mem::take(&mut self.accept_again) | std::mem::take(&mut self.accept_more) {
                 self.accept();
                 self.accept_local();
             }
@@ -149,6 +154,7 @@ impl Reactor {
         // The port is free again before close() returns.
         self.local = None;
         self.listener = None;
+        self.seats().dismiss();
         self.shared.stopped.set();
     }
 
@@ -156,7 +162,8 @@ impl Reactor {
         let strangers = self.conns.values().any(|conn| matches!(conn, Conn::Stranger { .. }));
         let patience = strangers.then_some(Duration::from_millis(500));
         let again = self.accept_again.then_some(ACCEPT_AGAIN);
-        [sleep, patience, again].into_iter().flatten().min()
+        let more = self.accept_more.then_some(Duration::ZERO);
+        [sleep, patience, again, more].into_iter().flatten().min()
     }
 
     fn send_strangers_away(&mut self) {
@@ -208,7 +215,10 @@ impl Reactor {
     }
 
     fn accept(&mut self) {
-        while let Some(accepted) = self.listener.as_ref().map(TcpListener::accept) {
+        for _ in 0..ACCEPT_AT_ONCE {
+            let Some(accepted) = self.listener.as_ref().map(TcpListener::accept) else {
+                return;
+            };
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -239,6 +249,7 @@ impl Reactor {
                 self.serve(id, false);
             }
         }
+        self.accept_more = true;
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats<UnixStream>> {
@@ -251,8 +262,13 @@ impl Reactor {
             let Some((who, stream)) = next else { break };
             self.answer(who, stream);
         }
+        let mut turns = 0..ACCEPT_AT_ONCE;
         while let Some(listener) = &self.local {
             if self.seats().is_full() {
+                break;
+            }
+            if turns.next().is_none() {
+                self.accept_more = true;
                 break;
             }
             let stream = match listener.accept() {

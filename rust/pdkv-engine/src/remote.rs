@@ -151,15 +151,15 @@ impl RemoteCache {
         if *selection != Selection::layers(0, ours.num_layers()) {
             return make();
         }
-        let place = &mut self.pairings.lock().expect("no holder panics")[direction as usize];
-        match place {
-            Some((known, pairing)) if Arc::ptr_eq(known, ours) => Ok(pairing.clone()),
-            _ => {
-                let pairing = make()?;
-                *place = Some((Arc::clone(ours), pairing.clone()));
-                Ok(pairing)
-            }
+        let pairings = || self.pairings.lock().expect("no holder panics");
+        if let Some((known, pairing)) = &pairings()[direction as usize]
+            && Arc::ptr_eq(known, ours)
+        {
+            return Ok(pairing.clone());
         }
+        let pairing = make()?;
+        pairings()[direction as usize] = Some((Arc::clone(ours), pairing.clone()));
+        Ok(pairing)
     }
 }
 
@@ -410,7 +410,7 @@ impl Remote {
     }
 
     /// The regions of a cache, in the order its layout numbers them. They are in its own advert or an earlier one.
-    pub(crate) fn cache_regions(&self, cache: &RemoteCache) -> Result<RegionList> {
+    pub(crate) fn cache_regions(&self, cache: &Arc<RemoteCache>) -> Result<RegionList> {
         // Under this lock regions are withdrawn.
         let book = self.book();
         if let Some(known) = &*cache.regions() {
@@ -424,7 +424,8 @@ impl Remote {
         };
         let found: Arc<Vec<_>> = Arc::new(cache.advert.regions.iter().map(find).collect::<Result<_>>()?);
         // One that was withdrawn itself would keep regions that nobody takes out of it.
-        if book.caches.contains_key(&cache.advert.id) {
+        let known = book.caches.get(&cache.advert.id);
+        if known.is_some_and(|known| Arc::ptr_eq(known, cache)) {
             *cache.regions() = Some(Arc::clone(&found));
         }
         Ok(found)

@@ -85,6 +85,11 @@ impl<T> Seats<T> {
         Some((who, guest))
     }
 
+    /// Sends those that wait away, for nobody will be answered any more.
+    pub(crate) fn dismiss(&mut self) {
+        self.waiting.clear();
+    }
+
     /// A seat is free again. Whether somebody may have waited for it, here or outside.
     pub(crate) fn leave(&mut self, who: PeerCredentials) -> bool {
         let wanted = self.is_full() || self.any_waits();

@@ -244,15 +244,16 @@ fn dispatch(inner: &Inner, gpu: &Gpu, courier: &mut Option<Courier<Arc<Work>>>, 
         verify: work.shared.config.verify_copies,
         owner: Arc::clone(&work),
     };
-    // After a panic in there the GPU may be at it: nobody says that it is not, and its memory stays.
-    let kept = ManuallyDrop::new(work);
-    let sent = match courier {
-        Some(courier) => courier.post(cargo),
+    let courier = match courier {
+        Some(courier) => courier,
         None => match open(inner, gpu) {
-            Ok(made) => courier.insert(made).post(cargo),
-            Err(error) => Err((cargo.owner, error)),
+            Ok(made) => courier.insert(made),
+            Err(error) => return end(&work, Err(error)),
         },
     };
+    // After a panic in there the GPU may be at it: nobody says that it is not, and its memory stays.
+    let kept = ManuallyDrop::new(work);
+    let sent = courier.post(cargo);
     drop(ManuallyDrop::into_inner(kept));
     if let Err((work, error)) = sent {
         end(&work, Err(error));

@@ -132,7 +132,7 @@ impl GpuLink {
         };
         let nothing = || Error::new(ErrorKind::Unsupported, "cuda", "the peer lent nothing");
         let asked = match &self.door {
-            Some(door) => door.borrow(gpu, &wanted, stopped, &mut settle),
+            Some(door) => door.in_turn(stopped, || door.borrow(gpu, &wanted, stopped, &mut settle)),
             None => Err(nothing()),
         };
         let rest = asked.err().unwrap_or_else(nothing);
