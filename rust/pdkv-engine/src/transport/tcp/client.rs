@@ -14,6 +14,7 @@ use super::pool::{Next, Place, Pool, Usable, Waiter};
 use super::socket::{MAX_STREAMS, Socket};
 use super::stream::Stream;
 use crate::mover::{Movers, contained};
+use crate::raw::Raw;
 use crate::remote::RemoteRegion;
 use crate::transport::{Link, Work};
 
@@ -24,6 +25,8 @@ const MAX_OPEN: usize = MAX_STREAMS / 2;
 const SPARE: usize = 8;
 /// How often a piece of work is begun anew on another stream where there is no other.
 const TRIES: usize = 3;
+/// How long an owner's word on a stream that it has ended is waited for.
+const WORD: Duration = Duration::from_secs(1);
 /// How long work that waits and has ended is not seen, at the most.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -250,6 +253,9 @@ impl TcpLink {
         let unanswered = stream.into_unanswered();
         let proven = opened.proven;
         drop(opened);
+        if error.kind() == ErrorKind::PeerLost && unanswered.is_none() && !Raw::owns(work.id()) {
+            await_word(&work);
+        }
         let mut pool = self.pool();
         let others = pool.lost();
         place.waiter.tries += 1;
@@ -267,6 +273,15 @@ impl TcpLink {
         drop(pool);
         work.fail(error);
         Some(work)
+    }
+}
+
+/// An owner that can't bring what it has promised says why on the control channel, and then ends the stream. Which of the two is read first here is
+/// chance, and its word says more than the end does: it is waited for, if it comes. Blocks.
+fn await_word(work: &Work) {
+    let started = Instant::now();
+    while !work.stopped() && started.elapsed() < WORD {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
