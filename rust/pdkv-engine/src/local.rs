@@ -121,7 +121,7 @@ pub(crate) fn turn_away(stream: &UnixStream) {
 /// What somebody says who was turned away.
 pub(crate) fn turned_away() -> Error {
     let text = "the peer answers as many questions of this process as it may already";
-    Error::new(ErrorKind::Capacity, "local socket", text).with_hint("it is asked again in some seconds")
+    Error::new(ErrorKind::Capacity, "local socket", text).with_hint("it passes; try again")
 }
 
 /// Answers one connection on the local socket, of a process that the kernel has named. Blocks, so it runs on a thread of its own.

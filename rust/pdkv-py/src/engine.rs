@@ -56,8 +56,8 @@ pub(crate) struct Handle {
 ///         120 s by default. A transfer that takes longer ends as a `TransferTimeoutError`.
 ///     ucx: Settings of the `ucx` transport, a `UcxConfig`.
 ///     staging_bytes: Bytes of pinned host memory for each GPU through which its memory goes by `tcp`, at most: 64 MiB by
-///         default, half to send from and half to receive into, taken in steps of 4 MiB as transfers need it. 128 KiB is the
-///         least, and 0 has such transfers refused.
+///         default, half to send from and half to receive into, taken in steps of 4 MiB as transfers need it. 32 pages (128 KiB
+///         on most machines) are the least, and 0 has such transfers refused.
 ///     staging_patience_s: How long a peer may keep a step of that waiting, by not reading or not sending, while others wait
 ///         for one; then its transfer ends as a `TransferTimeoutError`. 30 s by default.
 ///     verify_copies: Read back what a GPU of this engine has copied, by `cuda` or to and from pinned memory by `tcp`, and

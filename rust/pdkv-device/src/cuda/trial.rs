@@ -101,7 +101,7 @@ fn try_one(gpu: &Gpu, queue: &mut CopyQueue, entry: Entry, draw: &mut Draw) -> R
     let no_room = || Error::new(ErrorKind::Internal, TRY, "an idle queue has no room");
     let ticket = posted?.ok_or_else(no_room)?;
     if let Err(error) = queue.wait(ticket) {
-        // Without the driver's word that it is over, the memory is not freed.
+        // After a failure of the GPU freeing may fail, too.
         std::mem::forget((src, dst));
         return Err(error);
     }

@@ -262,17 +262,18 @@ impl Choice {
     fn bulk(chunk: u64, device: &DeviceFacts, sums: bool) -> Option<Self> {
         let entry = Entry::Bulk { sums };
         let room = bulk_room(entry, device)?;
-        if device.capability.0 < 9 || chunk < BULK_FROM_BYTES {
+        // One is loaded while another is stored, so two have to fit.
+        let largest = BULK_TILE_BYTES.min(room / 2 / 16 * 16);
+        if device.capability.0 < 9 || chunk < BULK_FROM_BYTES || largest < BULK_FROM_BYTES {
             return None;
         }
         // Tiles of one size, as far as that goes.
-        let tiles = chunk.div_ceil(BULK_TILE_BYTES);
+        let tiles = chunk.div_ceil(largest);
         let tile_bytes = chunk.div_ceil(tiles).next_multiple_of(16);
-        let stages = (room / tile_bytes).min(MOST_STAGES);
-        (stages >= 2).then_some(Self {
+        Some(Self {
             entry,
             tile_bytes: tile_bytes as u32,
-            stages: stages as u32,
+            stages: (room / tile_bytes).min(MOST_STAGES) as u32,
         })
     }
 

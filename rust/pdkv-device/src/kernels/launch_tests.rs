@@ -119,6 +119,31 @@ fn alignment_decides_the_width() {
 }
 
 #[test]
+fn where_shared_memory_is_short_the_bulk_engine_has_smaller_tiles() {
+    // As of GPUs of compute capability 12.0.
+    let small = DeviceFacts {
+        capability: (12, 0),
+        multiprocessors: 170,
+        threads_per_multiprocessor: 1536,
+        shared_bytes: 100 << 10,
+        block_shared_bytes: 99 << 10,
+    };
+    for sums in [false, true] {
+        let wishes = Wishes {
+            bulk: Some(0),
+            sums,
+            most_blocks: None,
+        };
+        for chunk in (2 << 10..40 << 10).step_by(16) {
+            let launch = only(&job(chunk, 8, 2), &small, wishes);
+            assert_eq!(launch.entry, Entry::Bulk { sums }, "{chunk}");
+            assert!(launch.view.stages >= 2, "{chunk}");
+            assert!(launch.shared_bytes * 4 + 4 * 2048 <= small.shared_bytes, "{chunk}");
+        }
+    }
+}
+
+#[test]
 fn the_bulk_engine_is_asked_for_and_there() {
     let wishes = Wishes {
         bulk: Some(0),
@@ -142,7 +167,7 @@ fn the_bulk_engine_is_asked_for_and_there() {
         Entry::Tiles { .. }
     ));
     let narrow = DeviceFacts {
-        block_shared_bytes: 16 << 10,
+        block_shared_bytes: 5 << 10,
         ..H200
     };
     assert!(matches!(

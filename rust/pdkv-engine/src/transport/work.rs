@@ -199,6 +199,11 @@ impl Work {
         Ok(())
     }
 
+    /// Whether anybody is still at it.
+    pub(crate) fn has_hands(&self) -> bool {
+        self.hands.load(Ordering::Acquire) > 0
+    }
+
     /// Whether it has failed, in anybody's hands.
     pub(crate) fn failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)

@@ -84,6 +84,48 @@ fn a_pull_that_left_a_wrong_byte_fails_where_copies_are_verified_and_nowhere_els
 }
 
 #[test]
+fn a_push_that_left_a_wrong_byte_fails_where_copies_are_verified_and_nowhere_else() {
+    const NAME: &str = "verified::a_push_that_left_a_wrong_byte_fails_where_copies_are_verified_and_nowhere_else";
+    if !is_here_with(NAME, &UNMEASURED) {
+        return;
+    }
+    // By `tcp` into a stage at the writer, and out of one at the owner.
+    for (kind, ours, theirs) in [
+        (TransportKind::Cuda, Memory::Device, Memory::Device),
+        (TransportKind::Cuda, Memory::Device, Memory::Private),
+        (TransportKind::Tcp, Memory::Device, Memory::Private),
+        (TransportKind::Tcp, Memory::Private, Memory::Device),
+    ] {
+        for verify in [false, true] {
+            let (owner, writer) = (engine("owner", kind, verify), engine("writer", kind, verify));
+            let (target, source) = (cache(&owner, theirs), cache(&writer, ours));
+            fill(&source, source.memory(), 1);
+            writer
+                .connect(owner.address().unwrap(), Duration::from_secs(30))
+                .unwrap();
+            let push = || {
+                let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
+                let pushed = source.push(offer.reference(), table(&[5, 6]), &PullOptions::default());
+                ended(&pushed.unwrap())
+            };
+            fail(c"wrong", 1, 1);
+            let outcome = push();
+            if verify {
+                let error = outcome.expect_err(&format!("{kind} from {ours:?} to {theirs:?}"));
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::Integrity,
+                    "{kind} from {ours:?} to {theirs:?}: {error}"
+                );
+                push().unwrap();
+            } else {
+                outcome.expect("nobody looked");
+            }
+        }
+    }
+}
+
+#[test]
 fn raw_transfers_are_verified_by_the_engine_whose_gpu_copies() {
     if !is_here_with(
         "verified::raw_transfers_are_verified_by_the_engine_whose_gpu_copies",

@@ -25,7 +25,7 @@ const MAX_OPEN: usize = MAX_STREAMS / 2;
 const SPARE: usize = 8;
 /// How often a piece of work is begun anew on another stream where there is no other.
 const TRIES: usize = 3;
-/// How long an owner's word on a stream that it has ended is waited for.
+/// How long words on the control channel are waited for where the end of a stream says less.
 const WORD: Duration = Duration::from_secs(1);
 /// How long work that waits and has ended is not seen, at the most.
 const LOOK: Duration = Duration::from_millis(20);
@@ -175,13 +175,16 @@ impl TcpLink {
     /// One hand: serves those that wait, one after the other, with one stream as long as it holds.
     fn serve(self: &Arc<Self>) {
         let mut held = None;
-        let mut served: Option<Arc<Work>> = None;
+        let mut served: Option<Served> = None;
         loop {
             let mut gone = Vec::new();
             let next = self.pool().next(&mut held, &mut gone, Instant::now());
             // Only now, when others may have the stream: whoever hears of an end may begin anew at once.
-            if let Some(work) = served.take() {
+            if let Some(Served { work, spoilt }) = served.take() {
                 work.leave();
+                if spoilt.is_some() {
+                    await_that(|| work.stopped() || !work.has_hands());
+                }
             }
             self.dismiss(gone);
             match next {
@@ -239,7 +242,7 @@ impl TcpLink {
 
     /// Moves for one piece of work until it is used up, then keeps the stream; after a failure the stream is closed, for it may be in the
     /// middle of a frame. Says who is to be told that nobody touches memory for it any more.
-    fn attend(&self, held: &mut Option<Opened>, mut place: Place<Piece>) -> Option<Arc<Work>> {
+    fn attend(&self, held: &mut Option<Opened>, mut place: Place<Piece>) -> Option<Served> {
         let mut opened = held.take()?;
         let work = Arc::clone(&place.waiter.work);
         let again = std::mem::take(&mut place.waiter.again);
@@ -248,20 +251,23 @@ impl TcpLink {
         opened.proven |= stream.is_answered();
         let Err(error) = outcome else {
             *held = Some(opened);
-            return Some(work);
+            return Some(Served { work, spoilt: None });
         };
         let unanswered = stream.into_unanswered();
         let proven = opened.proven;
-        drop(opened);
-        if error.kind() == ErrorKind::PeerLost && unanswered.is_none() && !Raw::owns(work.id()) {
-            await_word(&work);
+        let broke = error.kind() == ErrorKind::PeerLost;
+        // What went wrong here is told before the stream ends, or the owner might tell of its end first.
+        let spoilt = (!broke).then_some(opened);
+        if broke && unanswered.is_none() && !Raw::owns(work.id()) {
+            // The same the other way round: its word says more than the end of its stream does.
+            await_that(|| work.stopped());
         }
         let mut pool = self.pool();
         let others = pool.lost();
         place.waiter.tries += 1;
         // That it broke says nothing of the peer yet: an owner of an older release ends what is too much for it, and networks forget streams
         // that rest. A peer that is lost fails the next one, too.
-        if error.kind() == ErrorKind::PeerLost
+        if broke
             && (others || place.waiter.tries < TRIES)
             && let Some(again) = unanswered
         {
@@ -272,15 +278,21 @@ impl TcpLink {
         }
         drop(pool);
         work.fail(error);
-        Some(work)
+        Some(Served { work, spoilt })
     }
 }
 
-/// An owner that can't bring what it has promised says why on the control channel, and then ends the stream. Which of the two is read first here is
-/// chance, and its word says more than the end does: it is waited for, if it comes. Blocks.
-fn await_word(work: &Work) {
+/// Work for which a hand has done what it could.
+struct Served {
+    work: Arc<Work>,
+    /// A stream that ends in the middle of a frame, once the end of the work has been told.
+    spoilt: Option<Opened>,
+}
+
+/// Which of two streams is read first is chance: what comes by the control channel is waited for, for a while. Blocks.
+fn await_that(come: impl Fn() -> bool) {
     let started = Instant::now();
-    while !work.stopped() && started.elapsed() < WORD {
+    while !come() && started.elapsed() < WORD {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
