@@ -115,6 +115,7 @@ pub(crate) fn close(shared: &Arc<Shared>, patience: Duration) -> bool {
     let quiet = is_quiet(shared);
     shared.ucx.close();
     shared.gpus.close();
+    shared.stagings.close();
     // Whoever lent us memory gets it back now, not when the last handle goes.
     shared.registry.clear();
     shared.halted.store(true, Ordering::Release);

@@ -265,6 +265,8 @@ impl Reactor {
         let mut turns = 0..ACCEPT_AT_ONCE;
         while let Some(listener) = &self.local {
             if self.seats().is_full() {
+                // Whoever leaves from now on wakes this thread for those that wait outside, of whom there is no other event.
+                self.local_waits = true;
                 break;
             }
             if turns.next().is_none() {

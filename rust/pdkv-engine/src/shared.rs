@@ -310,11 +310,20 @@ impl Shared {
 
     /// The channel broke or fell silent: everything with this peer ends now.
     pub(crate) fn peer_lost(self: &Arc<Self>, peer: PeerKey, error: &Error) {
+        self.part(peer, error, None);
+    }
+
+    /// The same; the peer is told first, where that is still possible.
+    fn part(self: &Arc<Self>, peer: PeerKey, error: &Error, farewell: Option<&Message>) {
         let mut later = Later::default();
         {
             let mut state = self.lock();
-            if !state.peers.contains_key(&peer) {
+            let Some(entry) = state.peers.get_mut(&peer) else {
                 return;
+            };
+            if let Some(farewell) = farewell {
+                // A channel that is broken already needs none. Under the same lock as the end: the peer's answer is to close, which is no news then.
+                let _ = entry.send(farewell);
             }
             let now = self.clock.now();
             state.node.peer_down(now, peer, error);
@@ -327,14 +336,10 @@ impl Shared {
 
     /// Ends a connection in order: the peer is told before the channel closes.
     pub(crate) fn hang_up(self: &Arc<Self>, peer: PeerKey, error: &Error) {
-        if let Some(entry) = self.lock().peers.get_mut(&peer) {
-            let goodbye = Message::Goodbye(Goodbye {
-                reason: error.message().to_owned(),
-            });
-            // A channel that is broken already needs no farewell.
-            let _ = entry.send(&goodbye);
-        }
-        self.peer_lost(peer, error);
+        let goodbye = Message::Goodbye(Goodbye {
+            reason: error.message().to_owned(),
+        });
+        self.part(peer, error, Some(&goodbye));
     }
 
     /// The movers are out of a transfer's memory.

@@ -125,3 +125,40 @@ fn a_request_looks_once_at_each_region_however_many_of_its_spans_lie_there() {
     assert!(two >= 2, "{two} looks at two regions");
     assert_eq!(read(1000), two);
 }
+
+#[test]
+fn stages_are_given_back_by_a_close_and_keep_nobody_who_lets_go_of_a_handle() {
+    if !is_here("held_up::stages_are_given_back_by_a_close_and_keep_nobody_who_lets_go_of_a_handle") {
+        return;
+    }
+    let pair = Pair::new(Way::staged(Memory::Device, Memory::Device));
+    let before = count("pinned bytes");
+    let transfer = pull(&pair, &PullOptions::default());
+    transfer.wait(WAIT).unwrap();
+    let staged = count("pinned bytes");
+    assert!(staged > before, "{staged} after {before}");
+    // Somebody else's work on the GPU, behind which pinned memory is freed.
+    let gpu = Gpu::open(0).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let word = DeviceBuffer::new(gpu.context(), 8).unwrap();
+    let held = Hold::everything();
+    word.fill(&stream, 1).unwrap();
+    let Pair {
+        producer,
+        consumer,
+        source,
+        target,
+        peer,
+    } = pair;
+    let goes = std::thread::spawn(move || {
+        assert!(consumer.close() && producer.close());
+        drop((consumer, producer, peer));
+        transfer
+    });
+    eventually("nobody is kept", || goes.is_finished());
+    assert_eq!(count("pinned bytes"), staged, "the GPU is busy");
+    drop(held);
+    // Whoever keeps a transfer or a cache keeps no stage.
+    let _kept = (goes.join().unwrap(), source, target);
+    eventually("the stages are given back", || count("pinned bytes") <= before);
+}

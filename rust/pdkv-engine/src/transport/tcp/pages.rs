@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pdkv_core::id::PeerKey;
@@ -25,8 +25,14 @@ pub(crate) struct Stagings {
     bytes: u64,
     patience: Duration,
     verify: bool,
+    shelves: Mutex<Shelves>,
+}
+
+#[derive(Default)]
+struct Shelves {
     /// By the number of the GPU, and whether they are to send from.
-    shelves: Mutex<BTreeMap<(u32, bool), Arc<Staging>>>,
+    open: BTreeMap<(u32, bool), Arc<Staging>>,
+    closed: bool,
 }
 
 impl Stagings {
@@ -51,10 +57,33 @@ impl Stagings {
         Ok(())
     }
 
+    fn shelves(&self) -> MutexGuard<'_, Shelves> {
+        self.shelves.lock().expect("no holder panics")
+    }
+
+    /// Gives the stages back: those in use when they are done with. On a thread of its own, for the driver frees pinned memory when the GPU has done what it
+    /// was asked for, and whoever closes, or lets go of the last handle, may hold the interpreter's lock.
+    pub(crate) fn close(&self) {
+        let shelves = std::mem::replace(
+            &mut *self.shelves(),
+            Shelves {
+                closed: true,
+                ..Shelves::default()
+            },
+        );
+        if !shelves.open.is_empty() {
+            // Without a thread for it, it is done here.
+            let _ = crate::mover::spawn("pdkv-stages", move || drop(shelves));
+        }
+    }
+
     fn take(&self, gpu: &Gpu, flow: Flow<'_>, stop: &dyn Stop) -> Result<Stage> {
         let staging = {
-            let mut shelves = self.shelves.lock().expect("no holder panics");
-            match shelves.entry((gpu.ordinal(), flow.sends)) {
+            let mut shelves = self.shelves();
+            if shelves.closed {
+                return Err(Error::new(ErrorKind::Closed, "stage", "the engine was closed"));
+            }
+            match shelves.open.entry((gpu.ordinal(), flow.sends)) {
                 Entry::Occupied(known) => Arc::clone(known.get()),
                 Entry::Vacant(place) => {
                     let staging = Staging::new(gpu, self.bytes / 2, self.patience, self.verify)?;
