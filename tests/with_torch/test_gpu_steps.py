@@ -40,7 +40,7 @@ def test_every_step_passes_and_what_needs_an_adapter_is_named(tmp_path):
     assert steps["protocols"]["facts"]["cupy"]
     assert "several segments" in steps["expandable segments"]["text"]
     assert any("pinned" in name for name in steps["two processes"]["facts"])
-    assert re.match("memcheck: ERROR SUMMARY: 0 errors; [0-9]+ jobs, 20 kernels", steps["sanitizer"]["text"])
+    assert re.match("memcheck: ERROR SUMMARY: 0 errors; [0-9]+ jobs, 25 kernels", steps["sanitizer"]["text"])
     assert re.match(
         "racecheck: .* 0 errors; pdkv2_copy_vectors_16_sums, pdkv2_copy_bulk_sums", steps["racecheck"]["text"]
     )
