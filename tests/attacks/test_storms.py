@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -123,3 +125,18 @@ def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent(start, tran
     # A lane may tell of the end before the silence does.
     until(lambda: not consumer.do("alive", peer), "the loss of the peer")
     os.kill(child, signal.SIGKILL)
+
+
+def test_all_who_connected_while_nobody_looked_are_taken_in(start):
+    owner = start("owner", "tcp", seed=1)
+    host, _, port = owner.address.rpartition(":")
+    owner.stop()
+    # More than an engine takes in before its other work has its turn, and no event but one for all of them.
+    crowd = [socket.create_connection((host, int(port)), timeout=60.0) for _ in range(100)]
+    for stranger in crowd:
+        stranger.sendall(b"no hello at all" * 10)
+    owner.go_on()
+    for stranger in crowd:
+        with stranger, contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
