@@ -64,7 +64,8 @@ class Settings:
         require: The only transport to use, or `"rdma"`; a pull that can't have it fails. `None` takes the best.
         threads: Copying threads of each rank's engine; `None` lets the engine choose.
         staging_bytes: Bytes of pinned memory through which the memory of each rank's GPU goes by `tcp`, where nothing
-            touches it directly; 32 pages (128 KiB on most machines) or more. 0 refuses to; `None` lets the engine choose.
+            touches it directly; 32 pages (128 KiB on most machines) or more. 0 refuses to; `None` lets the engine
+            choose.
         staging_patience: Seconds that another instance may keep a part of that memory waiting, by not reading or not
             sending, while others wait for it; then that load ends. `None` lets the engine choose.
         verify_copies: Read back what a GPU has copied and compare checksums; wrong bytes end a load.
