@@ -64,6 +64,7 @@ class Host(Piping):
         self.transfers: list[pdkv.Transfer] = []
         self.peers: list[pdkv.Peer] = []
         self.fillers: list[int] = []  # descriptors that fill the gaps
+        self.limited = False
         self.lent: np.ndarray | None = None
 
     def address(self) -> str | None:
@@ -401,7 +402,9 @@ class Host(Piping):
     def limit_descriptors(self, spare: int) -> None:
         """Leaves this process only so many more descriptors; called again, without letting go of any in between."""
         top, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if not self.fillers:
+        # Once: later there may be none to look with, even where no filler found room.
+        if not self.limited:
+            self.limited = True
             top = max(int(name) for name in os.listdir("/proc/self/fd")) + 1  # noqa: PTH208
             resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
         with suppress(OSError):
@@ -411,6 +414,7 @@ class Host(Piping):
 
     def free_descriptors(self) -> None:
         """Lifts the limit again."""
+        self.limited = False
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         while self.fillers:
