@@ -14,7 +14,7 @@ use pdkv_core::reference::Reference;
 use pdkv_core::session;
 use pdkv_core::wire::{Abandon, Claim, Message};
 use pdkv_device::HostRegion;
-use pdkv_engine::{Engine, EngineConfig, KvCache, PullOptions, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, Export, KvCache, PullOptions, TransportKind};
 
 /// Claims an offer as a one-sided writer would.
 fn claim(wire: &mut Wire, transfer: u64, offer: &Reference, cache: &KvCache) {
@@ -83,14 +83,20 @@ fn a_handshake_that_ends_after_the_close_makes_no_connection() {
     assert_eq!(engine.stats().peers, 0);
 }
 
-#[test]
-fn close_waits_until_writers_have_stopped() {
+/// An engine with an offer, and the writer that has claimed it.
+fn written_to() -> (Engine, KvCache, Export, Wire) {
     let engine = engine("owner", common::OWN);
     let target = cache(&engine, Memory::Private);
     let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
     let mut wire = Wire::connect(engine.address().unwrap());
     wire.shake_hands();
     claim(&mut wire, 1, offer.reference(), &target);
+    (engine, target, offer, wire)
+}
+
+#[test]
+fn close_waits_until_writers_have_stopped() {
+    let (engine, _target, offer, mut wire) = written_to();
     let (told, stop) = mpsc::channel();
     let writer = std::thread::spawn(move || {
         let revoked = matches!(wire.receive(), Some(Message::Revoke(_)));
@@ -106,12 +112,7 @@ fn close_waits_until_writers_have_stopped() {
 
 #[test]
 fn who_closes_meanwhile_waits_for_the_end_and_gets_the_same_answer() {
-    let engine = engine("owner", common::OWN);
-    let target = cache(&engine, Memory::Private);
-    let offer = target.offer(table(&[1, 2]), 8, b"", LEASE).unwrap();
-    let mut wire = Wire::connect(engine.address().unwrap());
-    wire.shake_hands();
-    claim(&mut wire, 1, offer.reference(), &target);
+    let (engine, _target, offer, mut wire) = written_to();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| engine.close());
         assert!(

@@ -99,6 +99,11 @@ fn spans() -> [Vec<Span>; 2] {
     [of(5), of(7)]
 }
 
+/// Two places on the GPU that copies: what is to be copied, and where it goes.
+pub(crate) fn side_by_side(driver: &Driver) -> (Place, Place) {
+    (Place::new(driver, At::Here, 0), Place::new(driver, At::Here, 0x55))
+}
+
 pub(crate) fn cargo<T>(src: &Place, dst: &Place, owner: T) -> Cargo<T> {
     let [from, to] = spans();
     Cargo {
@@ -211,10 +216,7 @@ fn a_gpu_that_dies_while_nothing_is_under_way_is_noticed_by_the_next_cargo() {
         return;
     };
     let gpu = loaded(&alone.driver, 0);
-    let (from, to) = (
-        Place::new(&alone.driver, At::Here, 0),
-        Place::new(&alone.driver, At::Here, 0x55),
-    );
+    let (from, to) = side_by_side(&alone.driver);
     let others = Stream::new(gpu.context()).unwrap();
     let word = DeviceBuffer::new(gpu.context(), 8).unwrap();
     for waits in [false, true] {
@@ -257,10 +259,7 @@ fn cargo_is_kept_however_long_the_driver_does_not_say_that_it_is_over() {
     };
     let gpu = loaded(&alone.driver, 0);
     let mut courier = Courier::new(&gpu).unwrap();
-    let (from, to) = (
-        Place::new(&alone.driver, At::Here, 0),
-        Place::new(&alone.driver, At::Here, 0x55),
-    );
+    let (from, to) = side_by_side(&alone.driver);
     let expected = expected(&from, &to);
     let held = Held::new(alone.path);
     courier.post(cargo(&from, &to, 7)).unwrap();
@@ -289,10 +288,7 @@ fn cargo_that_nobody_wants_any_more_is_not_begun_when_there_is_room_again() {
     };
     let gpu = loaded(&alone.driver, 0);
     let mut courier = Courier::new(&gpu).unwrap();
-    let (from, to) = (
-        Place::new(&alone.driver, At::Here, 0),
-        Place::new(&alone.driver, At::Here, 0x55),
-    );
+    let (from, to) = side_by_side(&alone.driver);
     let launches = || counts(alone.path)["launches"];
     let begun = launches();
     let held = Held::new(alone.path);
@@ -401,10 +397,7 @@ fn cargo_whose_flag_never_comes_and_cargo_in_a_context_that_dies_ends_all_the_sa
         return;
     };
     let gpu = loaded(&alone.driver, 0);
-    let (from, to) = (
-        Place::new(&alone.driver, At::Here, 0),
-        Place::new(&alone.driver, At::Here, 0x55),
-    );
+    let (from, to) = side_by_side(&alone.driver);
     let expected = expected(&from, &to);
     let mut courier = Courier::new(&gpu).unwrap();
     fail(alone.path, c"flag", 0, 1);

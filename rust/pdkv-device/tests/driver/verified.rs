@@ -11,7 +11,7 @@ use pdkv_device::kernels::Entry;
 
 use crate::alone::{Alone, loaded};
 use crate::caches::layout;
-use crate::courier::{At, LEN, NO_BULK, Place, asked, cargo, expected};
+use crate::courier::{At, LEN, NO_BULK, Place, asked, cargo, expected, side_by_side};
 use crate::standin::fail;
 
 /// How one cargo ends.
@@ -66,10 +66,7 @@ fn a_wrong_byte_is_found_by_its_block_and_without_verification_by_nobody() {
     };
     let gpu = loaded(&alone.driver, 0);
     let mut courier = Courier::new(&gpu).unwrap();
-    let (from, to) = (
-        Place::new(&alone.driver, At::Here, 0),
-        Place::new(&alone.driver, At::Here, 0x55),
-    );
+    let (from, to) = side_by_side(&alone.driver);
     // Two planes of blocks of 4 KiB fill it.
     let whole = layout(1, 128, true, 512);
     assert_eq!(whole.region_bytes(), [LEN]);
