@@ -166,7 +166,8 @@ impl Library {
     }
 
     /// Whether it was built with assertions, as distributions do. Then a peer that dies while a connection is
-    /// being made can end this process, and what peers name in messages is not looked up in a table.
+    /// being made, or any time over UCX's `tcp`, can end this process, and what peers name in messages is not looked
+    /// up in a table.
     pub fn has_assertions(&self) -> bool {
         self.0.assertions
     }

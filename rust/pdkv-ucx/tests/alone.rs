@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{lane, over};
+use common::cases::{lane, over};
 use common::{Pair, copies, lanes, library, memory};
 use pdkv_core::ErrorKind;
 use pdkv_ucx::{Context, ErrorMode, Features, InboxLimits, Library, Origin, Settings, Tally, Worker};

@@ -6,7 +6,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{FAR_SEED, ID, ONE_PIECE, Side, ask, far_bytes, hide, lane, over, over_all, serve, start};
+use common::cases::{lane, over, over_all};
+use common::processes::{FAR_SEED, ID, ONE_PIECE, Side, ask, far_bytes, hide, serve, start};
 use common::{PATIENCE, bytes, pattern};
 use pdkv_core::{ErrorKind, Scope};
 use pdkv_ucx::{Delivery, Direction, ErrorMode, Link, Span, Tally};

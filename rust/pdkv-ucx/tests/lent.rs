@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{lane, over};
+use common::cases::{lane, over};
 use common::{bytes, lanes, library, memory, pattern};
 use pdkv_ucx::{Context, ErrorMode, Features, Link, Tally, Worker};
 

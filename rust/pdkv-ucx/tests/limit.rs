@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::processes::{lane, over_all};
+use common::cases::{lane, over_all};
 use common::{LANES, PATIENCE, lanes, library, pattern};
 use pdkv_core::ErrorKind;
 use pdkv_device::{HostRegion, HugePages};

@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::processes::{lane, over_all, serve, start};
+use common::cases::{lane, over_all};
+use common::processes::{serve, start};
 use common::{bytes, library};
 use pdkv_core::ErrorKind;
 use pdkv_ucx::{ErrorMode, Span, Tally, Version};

@@ -6,8 +6,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::processes::{FAR_SEED, MEMORY, Side, ask, facts, far_bytes, lane, over, over_all, serve, start};
-use common::{bytes, library, pattern};
+use common::cases::{lane, over, over_all, run};
+use common::processes::{FAR_SEED, ID, MEMORY, Side, ask, facts, far_bytes, serve, start};
+use common::sockets::{arrives, shut_for_sending, unread};
+use common::{bytes, copies, library, pattern};
 use pdkv_ucx::{Delivery, Direction, ErrorMode, Span, Tally, Version};
 
 #[test]
@@ -201,6 +203,46 @@ fn case_a_worker_ends_with_its_operations() {
             destroyed_for_good(&mut side, &tally, &format!("{trouble} first={first}"));
         }
     }
+}
+
+/// Whether copies without assertions bear what those with them die of; that these do is in docs/guides/ucx.md.
+#[test]
+fn answers_in_line_behind_a_send_that_fails_are_borne() {
+    for copy in copies() {
+        let outcome = run("case_answers_in_line", &copy, "tcp");
+        println!("note: {}: known abort {}", copy.display(), outcome.known_abort());
+        assert!(
+            outcome.passed() || outcome.known_abort(),
+            "{}: {outcome}",
+            copy.display()
+        );
+    }
+}
+
+#[test]
+fn case_answers_in_line() {
+    if lane().is_none() {
+        return;
+    }
+    let (mut side, _far) = start(ErrorMode::None);
+    let tally = Tally::new(side.worker());
+    let pieces: Vec<_> = (0..64).map(|piece| side.piece(piece * 8192, 4096)).collect();
+    let before = unread();
+    // The peer asks for the bytes of the message, then says that a flush has arrived; both wait in our socket,
+    // where nobody looks for them before nothing can be sent any more.
+    side.endpoint()
+        .send_message(ID, &0_u64.to_le_bytes(), &pieces, Delivery::Rendezvous, &tally)
+        .unwrap();
+    let asked = arrives(before);
+    side.endpoint().flush(&tally).unwrap();
+    let answered = arrives(asked);
+    println!("note: {asked} bytes, then {answered}, waited in our sockets");
+    assert!(shut_for_sending() > 0);
+    let until = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < until {
+        side.worker().progress();
+    }
+    destroyed_for_good(&mut side, &tally, "answers in line");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod cases;
 pub(crate) mod processes;
+pub(crate) mod sockets;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! A second process for tests, and a process per copy of UCX: the test binary runs itself again, with one of
-//! its tests as the entry.
+//! A second process for tests: the test binary runs itself again, with one of its tests as the entry.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,11 +13,10 @@ use pdkv_ucx::{
     Tally, Worker,
 };
 
-use super::{LANES, PATIENCE, copies, lanes, library, memory};
+use super::cases::lane;
+use super::{PATIENCE, lanes, library, memory};
 
 const SOCKET: &str = "PDKV_TEST_SOCKET";
-const LANE: &str = "PDKV_TEST_LANE";
-const COPY: &str = "PDKV_TEST_COPY";
 const MODE: &str = "PDKV_TEST_PEER_MODE";
 
 /// How much memory each side has.
@@ -29,44 +27,6 @@ pub(crate) const ONE_PIECE: u64 = 1 << 63;
 pub(crate) const ID: u16 = 7;
 /// What the far side's memory holds at first is `pattern(MEMORY, FAR_SEED)`.
 pub(crate) const FAR_SEED: u8 = 2;
-
-/// Runs the test `case` of this binary once for every copy and each of `tls`, in a process of its own, and
-/// fails with what it printed when one of them does. The case returns at once where it isn't asked for.
-pub(crate) fn over(case: &str, tls: &[&str]) {
-    for copy in copies() {
-        for lane in tls {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", case, "--test-threads=1", "--nocapture"])
-                .env(COPY, &copy)
-                .env(LANE, lane)
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            let errors = String::from_utf8_lossy(&output.stderr);
-            let passed = output.status.success() && text.contains("1 passed");
-            assert!(
-                passed,
-                "{case} over {lane} with {}: {}\n{text}\n{errors}",
-                copy.display(),
-                output.status
-            );
-            for line in text.lines().filter(|line| line.contains("note:")) {
-                println!("{} {lane} {line}", copy.display());
-            }
-        }
-    }
-}
-
-/// `over` every lane.
-pub(crate) fn over_all(case: &str) {
-    over(case, &LANES);
-}
-
-/// The lane of this process, in a case that `over` started.
-pub(crate) fn lane() -> Option<String> {
-    std::env::var(COPY).ok()?;
-    std::env::var(LANE).ok()
-}
 
 /// One side of a connection between two processes.
 pub(crate) struct Side {
@@ -116,7 +76,7 @@ impl Far {
 
 impl Side {
     fn new(socket: UnixStream, mode: ErrorMode, seed: u8) -> Self {
-        let lane = std::env::var(LANE).unwrap();
+        let lane = lane().unwrap();
         let context = Context::open(&library().unwrap(), &lanes(&lane), Features { one_sided: true }).unwrap();
         let memory = memory(&context, MEMORY, seed);
         Self {
