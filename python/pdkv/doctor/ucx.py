@@ -112,7 +112,9 @@ def _finding(copy: dict[str, Any], *, is_chosen: bool, has_devices: bool) -> Fin
     elif not copy["rdma_module"]:
         hint = _INSTALL_RDMA
     if copy["assertions"]:
-        words.append("built with assertions: a peer that dies while it connects, or over UCX's `tcp`, can end this process")
+        words.append(
+            "built with assertions: a peer that dies while it connects, or over UCX's `tcp`, can end this process"
+        )
         good = good and not is_chosen
         hint = hint or _INSTALL_WITHOUT_ASSERTIONS
     if copy["crash"]:
