@@ -221,7 +221,7 @@ $(UCX_WHEELS): $(DEPENDENCIES)
 	@echo 'adding wheels with UCX to $(VENV)'
 	@$(BIN)/python -c 'import tomllib; \
 		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["ucx-copies"], sep="\n")' \
-		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 1 --no-deps --requirement /dev/stdin \
+		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 5 --no-deps --requirement /dev/stdin \
 		&& touch $@ || { echo 'no wheels with UCX could be installed: tests with them are skipped' >&2; \
 			[ "$${PDKV_UCX_REQUIRED:-}" != 1 ]; }
 
@@ -230,6 +230,6 @@ $(NVRTC_WHEELS): $(DEPENDENCIES)
 	@echo 'adding wheels with NVRTC to $(VENV)'
 	@$(BIN)/python -c 'import tomllib; \
 		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["nvrtc"], sep="\n")' \
-		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 1 --no-deps --requirement /dev/stdin \
+		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 5 --no-deps --requirement /dev/stdin \
 		&& touch $@ || { echo 'no wheels with NVRTC could be installed: tests with them are skipped' >&2; \
 			[ "$${PDKV_NVRTC_REQUIRED:-}" != 1 ]; }

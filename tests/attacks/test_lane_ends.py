@@ -127,6 +127,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(start, transport):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("transport", ["ucx", "ucx-put", "ucx-tcp", "ucx-tcp-put", "ucx-system", "ucx-system-put"])
 def test_a_thousand_lanes(start, transport, rounds):
     consumer, producer = start("consumer", transport), start("producer", transport, seed=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pdkv
 from attacks.far import until
 from patience import follows_the_machine
@@ -63,6 +65,7 @@ def claimed_and_stopped(start, transport, patience_s):
         writer.post("push", reference, list(range(128)), timeout_s=300.0)
         until(lambda pin=offer: owner.do("stats")["live_claims"] or owner.do("export_state", pin)[1], "the claim")
         writer.stop()
+        time.sleep(0.3)  # what it sent before it stopped is heard meanwhile
         if owner.do("stats")["live_claims"]:
             return owner, writer, offer
         writer.go_on()  # it was done before it could be stopped

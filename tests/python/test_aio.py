@@ -163,6 +163,7 @@ def test_nobody_takes_what_asyncio_waits_for(pair):
         thief.result(60)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from 3.12 on for whoever forks with threads
 def test_a_forked_child_takes_nothing_from_its_parent(pair):
     engines, caches, _ = pair
     with engines.consumer.completions() as completions:

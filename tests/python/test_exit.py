@@ -77,5 +77,7 @@ else:
 """
     )
     for transport in ("shm", "tcp"):
-        done = subprocess.run([sys.executable, "-c", script, transport], capture_output=True, text=True, timeout=240)
+        # From 3.12 on Python warns whoever forks with threads.
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, transport]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert (done.returncode, done.stderr) == (0, "")

@@ -129,7 +129,7 @@ def say(peer, port, words):
 
 
 def test_strangers_do_not_keep_rank_1_out(port, monkeypatch):
-    monkeypatch.setattr("pdkv.pipe.rendezvous._MANNERS_S", 4.0)
+    monkeypatch.setattr("pdkv.pipe.rendezvous._MANNERS_S", 8.0)
     outcome: list[object] = []
     thread = threading.Thread(target=lambda: outcome.append(drop_in(0, port)))
     thread.start()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pdkv
+from patience import follows_the_machine
 from places import host_of_its_own
 
 PEER = """
@@ -121,11 +122,12 @@ def test_a_stopped_peer_ends_the_transfer_at_its_deadline(engine):
         assert transfer.wait_quiesced(60)
 
 
-def test_a_silent_peer_counts_as_lost():
-    with pdkv.Engine("impatient", listen=None, heartbeat_s=0.1, peer_timeout_s=1.0) as engine, peer() as child:
+@follows_the_machine
+def test_a_silent_peer_counts_as_lost(patience_s):
+    with pdkv.Engine("impatient", listen=None, heartbeat_s=0.1, peer_timeout_s=patience_s) as engine, peer() as child:
         to = engine.connect(child.reference.address)
         stop(child)
-        for _ in range(6000):
+        for _ in range(12000):
             if not to.alive:
                 break
             time.sleep(0.01)

@@ -125,7 +125,7 @@ def test_vllm_finds_the_plugin_and_the_plugin_the_factory():
 
 
 def test_a_prompt_that_is_not_there_is_computed_and_the_others_arrive(pair):
-    producer, consumer = pair("kv_producer", "kv_consumer", lookup_timeout=3)
+    producer, consumer = pair("kv_producer", "kv_consumer", lookup_timeout=12)
     produce(producer, SCENARIO)
     caches, [(hidden, bypass)] = consume(consumer, SCENARIO)
     assert (hidden, bypass) == (None, False)
