@@ -200,7 +200,7 @@ fn a_cache_that_a_silent_owner_never_told_of_holds_no_caller_up() {
         assert_eq!(refused.kind(), ErrorKind::TransferTimeout, "{refused:?}");
     }
     // Far from what a raw transfer may take, from the deadline of the pull, and from a wait for each.
-    assert!(started.elapsed() < Duration::from_secs(8));
+    assert!(started.elapsed() < Duration::from_secs(60));
     engine.close();
     owner.join().unwrap();
 }

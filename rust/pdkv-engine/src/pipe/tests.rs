@@ -90,7 +90,8 @@ fn memory_that_may_be_written_outlives_its_engine() {
     let shared = std::sync::Arc::downgrade(far.shared());
     drop(far);
     until(|| shared.strong_count() == 0);
-    assert_eq!(super::lobby::left(), 1);
+    // The last handle may be another thread's, which is about to leave it.
+    until(|| super::lobby::left() == 1);
     drop((near, stream));
     until(|| super::lobby::left() == 0);
 }

@@ -153,7 +153,7 @@ fn config(kinds: &[TransportKind]) -> EngineConfig {
     EngineConfig {
         transports: Some(kinds.to_vec()),
         heartbeat: Duration::from_millis(200),
-        peer_timeout: Duration::from_secs(20),
+        peer_timeout: Duration::from_secs(60),
         ..EngineConfig::default()
     }
 }

@@ -107,7 +107,8 @@ fn a_lender_that_drips_holds_no_transfer_past_its_deadline() {
             say.send(rest.len() - taken.count()).unwrap();
         });
     });
-    let transfer = scene.read(Duration::from_millis(300));
+    scene.settle();
+    let transfer = scene.read(Duration::from_secs(3));
     let error = transfer.wait(WAIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferTimeout, "{error}");
     tell.send(()).unwrap();

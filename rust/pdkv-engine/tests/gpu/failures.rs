@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdkv_core::ErrorKind;
 use pdkv_device::cuda::{DeviceBuffer, Event, Gpu, Stream};
@@ -153,6 +153,7 @@ fn host_memory_that_the_driver_refuses_once_costs_a_while_and_not_the_way() {
     }
     let pair = Pair::new(Way::cuda(Memory::Device, Memory::Private));
     fail(c"cuMemHostRegister_v2", 1, 1);
+    let asked = Instant::now();
     let error = pull(&pair, &PullOptions::default()).wait(WAIT).unwrap_err();
     assert!(
         error.message().contains("`cuMemHostRegister_v2` returned `1`"),
@@ -164,11 +165,19 @@ fn host_memory_that_the_driver_refuses_once_costs_a_while_and_not_the_way() {
         pair.target
             .pull(export.reference(), table(&[1, 2]), &PullOptions::default())
     };
-    let refused = again().unwrap_err();
-    assert!(refused.to_string().contains("cuMemHostRegister_v2"), "{refused}");
-    eventually("the way is there again", || {
-        again().is_ok_and(|pull| pull.wait(WAIT).is_ok())
-    });
+    match again() {
+        Err(refused) => {
+            assert!(refused.to_string().contains("cuMemHostRegister_v2"), "{refused}");
+            eventually("the way is there again", || {
+                again().is_ok_and(|pull| pull.wait(WAIT).is_ok())
+            });
+        }
+        // The refusal is kept in mind for 5 s, which a busy machine can miss.
+        Ok(pull) => {
+            assert!(asked.elapsed() > Duration::from_secs(5));
+            pull.wait(WAIT).unwrap();
+        }
+    }
     came_over(&pair);
 }
 

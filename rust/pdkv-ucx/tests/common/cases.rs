@@ -59,10 +59,12 @@ pub(crate) fn over(case: &str, tls: &[&str]) {
     for copy in copies() {
         for lane in tls {
             let mut outcome = run(case, &copy, lane);
-            // Met once in some thousand deaths of a peer; twice running is something else.
-            if outcome.known_abort() {
-                println!("note: {case} over {lane} with {}: {BRITTLE}; once more", copy.display());
-                outcome = run(case, &copy, lane);
+            // Met once in some thousand deaths of a peer; again and again is something else.
+            for _ in 0..3 {
+                if outcome.known_abort() {
+                    println!("note: {case} over {lane} with {}: {BRITTLE}; once more", copy.display());
+                    outcome = run(case, &copy, lane);
+                }
             }
             assert!(
                 outcome.passed(),
