@@ -85,7 +85,7 @@ demo: build ## Build everything and run the main job: two processes, one KV cach
 
 test: test-rust build test-gpu test-torch test-vllm test-python ## Build and run all tests, Rust and Python
 
-test-fast: build $(UCX_WHEELS) ## Run the tests that take a minute once compiled: few property cases, no slow marks
+test-fast: build $(UCX_WHEELS) ## Run the tests that take minutes once compiled: few property cases, no slow marks
 	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
 	@$(WITH_UCX) $(BIN)/pytest -q -m 'not slow' $(PYTEST_ARGS)
 

@@ -1,10 +1,11 @@
-"""The first recipe for disaggregated prefill, with torch alone: one program, run twice, and the runs differ in rank.
+"""The first recipe for disaggregated prefill, with torch alone: one program, which starts both ranks.
 
-Both runs have the same prompts and the same model, a small one with real attention over a paged cache. The run with
+Both have the same prompts and the same model, a small one with real attention over a paged cache. That with
 rank 0 runs the prompts and inserts keys, values and hidden states; that with rank 1 selects them, skips the prompts'
 forward pass and decodes. It checks its tokens against those of a run that does everything itself.
 
-    python examples/offline_pd.py [PORT]
+    make torch
+    .venv-torch/bin/python examples/offline_pd.py [PORT]
 """
 
 import json

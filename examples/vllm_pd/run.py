@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 PROMPT = (
@@ -119,6 +120,8 @@ def free_ports(count):
 
 def smollm2():
     """The model of pdkv's own tests, which is made of what `make vllm` has installed."""
+    if find_spec("vllm") is None:
+        sys.exit("this example needs vLLM: `make vllm`, then .venv-vllm/bin/python examples/vllm_pd/run.py")
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
     from with_vllm import models
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import subprocess
 import sys
 import types
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -299,3 +303,32 @@ def test_a_pool_is_described_by_itself():
     facts = describe(pool)
     assert (facts.address, facts.shape, facts.strides, facts.itemsize) == (pool.address, (4096,), (1,), 1)
     assert (facts.dtype, facts.device, facts.keep) == ("uint8", "cpu", pool)
+
+
+ASKED = """
+import pdkv
+
+class Tensor:
+    __cuda_array_interface__ = {"shape": (64,), "typestr": "|u1", "data": (1 << 46, False), "version": 3}
+
+with pdkv.Engine("a", listen=None) as engine:
+    for ask in (lambda: engine.register(Tensor()), lambda: engine.allocate(64, device="cuda:0")):
+        try:
+            ask()
+        except pdkv.UnsupportedError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize("library", ["", "/nowhere/libcuda.so.1"])
+def test_without_a_driver_memory_of_gpus_is_refused_for_that_reason(library):
+    if not library:
+        with suppress(OSError):
+            ctypes.CDLL("libcuda.so.1")
+            pytest.skip("this machine has a CUDA driver")
+    environment = {**os.environ, "PDKV_CUDA_LIBRARY": library}
+    command = [sys.executable, "-c", ASKED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.stderr == ""
+    assert done.stdout.count("no CUDA driver") == 2
+    assert done.stdout.count("PDKV_CUDA_LIBRARY" if library else "CUDA 12.0 or newer") == 2

@@ -13,7 +13,10 @@ __all__ = ["examine"]
 
 _CONTAINER = "a container needs the NVIDIA runtime (`--gpus all`)"
 _REPORT = "please report this"
-_NOTHING = "host memory moves without one"
+_NOTHING = (
+    "nothing to do if this machine has no GPU, host memory moves without a driver; else install NVIDIA's for CUDA 12.0 "
+    "or newer, and give a container the NVIDIA runtime (`--gpus all`)"
+)
 _BY_COMPILER = (
     "install the compiler of the driver's CUDA release (`pip install nvidia-cuda-nvrtc-cu12`, for CUDA 13 "
     "`nvidia-cuda-nvrtc`), or name a ready image by PDKV_CUDA_IMAGE"

@@ -314,7 +314,7 @@ pub fn choose(offers: &[Offer], wish: Wish, bytes: u64, runs: u64) -> Result<Cho
         };
         let text = format!("{wanted} usable: {}", reasons.join("; "));
         return Err(Error::new(ErrorKind::Unsupported, "choose transport", text)
-            .with_hint("`peer.links()` shows what each transport needs"));
+            .with_hint("`pdkv doctor` tries each transport on this machine and says what it lacks"));
     };
     let mut all = vec![format!("{}: chosen, about {} us", capability.transport, cost / 1000)];
     all.extend(

@@ -5,7 +5,7 @@
 use pdkv_core::dtype::DType;
 use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, Resolved, TensorFacts};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::cuda::{Gpu, pointer_facts};
+use pdkv_device::cuda::{Driver, Gpu, pointer_facts};
 use pdkv_device::{HostRegion, Memory};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -57,6 +57,8 @@ impl Facts {
         }
         let refuse = |what: String| Error::new(ErrorKind::Region, "register", what).with("address", self.address);
         let Some(gpu) = Gpu::holding(self.address)? else {
+            // Without a driver that is the reason, whatever the tensor says.
+            Driver::open()?;
             return Err(refuse(format!(
                 "the CUDA driver knows no memory of a tensor on `{}`",
                 self.device

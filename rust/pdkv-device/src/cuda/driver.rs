@@ -58,6 +58,7 @@ impl Driver {
             Some(name) if error.hint().is_none() && !name.is_empty() => {
                 error.with_hint(format!("the environment names it by {LIBRARY_SETTING}"))
             }
+            _ if error.hint().is_none() => error.with_hint(HINT),
             _ => error,
         })?;
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((path, opened.clone()));
@@ -190,6 +191,8 @@ impl Driver {
 }
 
 const NO_DEVICE: &str = "the CUDA driver finds no device";
+const HINT: &str = "memory of GPUs needs NVIDIA's driver for CUDA 12.0 or newer; a container needs the NVIDIA runtime \
+                    (`--gpus all`). Host memory needs none";
 const NO_DEVICE_HINT: &str =
     "look at CUDA_VISIBLE_DEVICES, and whether a GPU in MIG mode has any instance (`nvidia-smi -L`)";
 
