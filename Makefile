@@ -22,6 +22,10 @@ NVRTC_WHEELS := $(VENV)/.nvrtc-wheels
 LIST_NVRTC = compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cu13/lib/libnvrtc.so.13' || true; \
 	compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12' || true
 WITH_NVRTC = PDKV_TEST_NVRTC="$${PDKV_TEST_NVRTC:-$$({ $(LIST_NVRTC); } | xargs -r realpath | paste -sd:)}"
+NVCC_WHEELS := $(VENV)/.nvcc-wheels
+# The compiler that makes images of them ahead of time, as PDKV_TEST_NVCC=PATH.
+LIST_NVCC = compgen -G '$(VENV)/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc' || true
+WITH_NVCC = PDKV_TEST_NVCC="$${PDKV_TEST_NVCC:-$$({ $(LIST_NVCC); } | head -n 1 | xargs -r realpath)}"
 
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
@@ -157,8 +161,8 @@ tidy: $(DEPENDENCIES)
 clippy: $(DEPENDENCIES)
 	@cargo clippy $(CARGO_FLAGS) --quiet --workspace --all-targets -- -D warnings
 
-test-rust: $(DEPENDENCIES) $(UCX_WHEELS) $(NVRTC_WHEELS)
-	@$(WITH_UCX) $(WITH_NVRTC) cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
+test-rust: $(DEPENDENCIES) $(UCX_WHEELS) $(NVRTC_WHEELS) $(NVCC_WHEELS)
+	@$(WITH_UCX) $(WITH_NVRTC) $(WITH_NVCC) cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS)
 
 doc: $(DEPENDENCIES)
 	@RUSTDOCFLAGS='-D warnings' cargo doc $(CARGO_FLAGS) --quiet --workspace --no-deps --document-private-items
@@ -215,21 +219,23 @@ $(DEPENDENCIES): pyproject.toml
 		| $(BIN)/pip install --quiet --disable-pip-version-check --requirement /dev/stdin
 	@touch $@
 
-# Two more copies of UCX, of other versions than the system's. Without their dependencies: NIXL's would be torch.
-# Where they cannot be had the tests with them are skipped and say so, unless CI insists.
-$(UCX_WHEELS): $(DEPENDENCIES)
-	@echo 'adding wheels with UCX to $(VENV)'
+# Installs a group of wheels that pyproject.toml pins, without what they depend on. Where they cannot be had the tests with them are
+# skipped and say so, unless CI insists.
+define ADD_WHEELS
+	@echo 'adding wheels with $(1) to $(VENV)'
 	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["ucx-copies"], sep="\n")' \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(2)"], sep="\n")' \
 		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 5 --no-deps --requirement /dev/stdin \
-		&& touch $@ || { echo 'no wheels with UCX could be installed: tests with them are skipped' >&2; \
-			[ "$${PDKV_UCX_REQUIRED:-}" != 1 ]; }
+		&& touch $@ || { echo 'no wheels with $(1) could be installed: tests with them are skipped' >&2; \
+			[ "$${$(3):-}" != 1 ]; }
+endef
 
-# The same for the compilers of the kernels.
+# Two more copies of UCX, of other versions than the system's. Without their dependencies: NIXL's would be torch.
+$(UCX_WHEELS): $(DEPENDENCIES)
+	$(call ADD_WHEELS,UCX,ucx-copies,PDKV_UCX_REQUIRED)
+
 $(NVRTC_WHEELS): $(DEPENDENCIES)
-	@echo 'adding wheels with NVRTC to $(VENV)'
-	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["nvrtc"], sep="\n")' \
-		| $(BIN)/pip install --quiet --disable-pip-version-check --retries 5 --no-deps --requirement /dev/stdin \
-		&& touch $@ || { echo 'no wheels with NVRTC could be installed: tests with them are skipped' >&2; \
-			[ "$${PDKV_NVRTC_REQUIRED:-}" != 1 ]; }
+	$(call ADD_WHEELS,NVRTC,nvrtc,PDKV_NVRTC_REQUIRED)
+
+$(NVCC_WHEELS): $(DEPENDENCIES)
+	$(call ADD_WHEELS,nvcc,nvcc,PDKV_NVCC_REQUIRED)

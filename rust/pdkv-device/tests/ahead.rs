@@ -1,6 +1,10 @@
-//! Images made ahead of time: the build script itself, compiled and run as cargo does it, with programs in the place of nvcc.
+//! Images made ahead of time: the build script itself, compiled and run as cargo does it, with nvcc and with programs in its place.
 //!
-//! What it writes is compiled too, by the line that the crate has. What no test has is a real nvcc.
+//! What it writes is compiled too, by the line that the crate has. `PDKV_TEST_NVCC` names the nvcc, and `make` fills it in.
+
+#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it compared")]
+
+mod cubin;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +13,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use pdkv_device::kernels::{Entry, HEADERS, SOURCE, UNIT};
-use pdkv_device::nvrtc::{Nvrtc, OPTIONS, Target, Unit};
+use pdkv_device::nvrtc::{Nvrtc, OPTIONS, Target, Unit, figures};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const ARCHS: [u32; 3] = [80, 90, 100];
@@ -30,6 +34,48 @@ done
 echo "$arch$options $1" >>"$0.asked"
 if [ -e "$0.$arch" ]; then cat "$0.$arch" >"$out"; else printf '\177ELF%s' "$arch" >"$out"; fi
 "#;
+
+/// In place of an nvcc, itself, asked as the build script asks and for what each kernel costs beside: that, and its warnings, are left beside
+/// this program, for each architecture.
+fn telling(nvcc: &Path) -> String {
+    format!(
+        r#"
+for word; do case $word in -arch=*) arch=${{word#-arch=}} ;; esac; done
+'{}' --ptxas-options=-v "$@" 2>"$0.$arch.log" || {{ cat "$0.$arch.log" >&2; exit 1; }}
+"#,
+        nvcc.display()
+    )
+}
+
+/// The nvcc to test with, and its release.
+fn nvcc() -> Option<(PathBuf, String)> {
+    let Some(path) = std::env::var_os("PDKV_TEST_NVCC").filter(|path| !path.is_empty()) else {
+        let required = std::env::var_os("PDKV_NVCC_REQUIRED").is_some();
+        assert!(!required, "PDKV_TEST_NVCC names no nvcc, and PDKV_NVCC_REQUIRED is set");
+        println!("skipped: PDKV_TEST_NVCC names no nvcc");
+        return None;
+    };
+    let told = Command::new(&path).arg("--version").output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    let (_, release) = told.split_once("release ").unwrap();
+    let (release, _) = release.split_once(',').unwrap();
+    Some((path.into(), release.to_owned()))
+}
+
+/// How many registers each kernel takes, as `cuda/figures.md` has it from NVRTC; empty where it has no such release and architecture.
+fn registers(release: &str, arch: u32) -> Vec<(String, u32)> {
+    let page = fs::read_to_string(Path::new(CRATE).join("../../cuda/figures.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    let rows: Vec<Vec<_>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    let column = format!("{release} sm_{arch}");
+    let Some(at) = rows[0].iter().position(|cell| *cell == column) else {
+        return Vec::new();
+    };
+    let kernel = |row: &Vec<&str>| Some((row[1].trim_matches('`').to_owned(), row[at].parse().ok()?));
+    let mut found: Vec<_> = rows.iter().filter_map(kernel).collect();
+    found.sort();
+    found
+}
 
 /// A fresh folder of this test's.
 fn folder(name: &str) -> PathBuf {
@@ -183,10 +229,47 @@ fn what_a_compiler_makes_is_what_the_crate_has() {
     assert!(build_by(&nvcc, &out).status.success());
     let (found, image) = embedded(&out).swap_remove(1);
     assert!((found, &image) == (arch, &made), "the image is another");
-    for entry in Entry::all(arch / 10) {
-        let name = entry.name();
-        let found = image.windows(name.len()).any(|bytes| bytes == name.as_bytes());
-        assert!(found, "the image lacks `{name}`");
+    let mut expected: Vec<_> = Entry::all(arch / 10).into_iter().map(Entry::name).collect();
+    expected.sort();
+    assert_eq!((cubin::arch_of(&image), cubin::code_of(&image)), (arch, expected));
+}
+
+#[test]
+fn nvcc_makes_an_image_for_each_architecture_of_kernels_that_cost_what_the_table_says() {
+    let Some((nvcc, release)) = nvcc() else {
+        return;
+    };
+    let out = folder("nvcc");
+    let done = build_by(&program(&out.join("nvcc"), &telling(&nvcc)), &out);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    let images = embedded(&out);
+    let archs: Vec<_> = images.iter().map(|(arch, _)| *arch).collect();
+    assert_eq!(archs, ARCHS);
+    for (arch, image) in images {
+        assert_eq!(cubin::arch_of(&image), arch);
+        let mut expected: Vec<_> = Entry::all(arch / 10).into_iter().map(Entry::name).collect();
+        expected.sort();
+        assert_eq!(cubin::code_of(&image), expected, "sm_{arch}");
+        let log = fs::read_to_string(out.join(format!("nvcc.sm_{arch}.log"))).unwrap();
+        assert!(!log.contains("warning"), "{log}");
+        let costs = figures(&log);
+        for kernel in &costs {
+            let spilled = kernel.spill_store_bytes + kernel.spill_load_bytes;
+            assert_eq!((kernel.stack_bytes, spilled), (0, 0), "{} spills", kernel.name);
+        }
+        let costs: Vec<_> = costs
+            .into_iter()
+            .map(|kernel| (kernel.name, kernel.registers))
+            .collect();
+        let known = registers(&release, arch);
+        // Another release, other registers: the one that the development environment pins is one of the table's.
+        if known.is_empty() {
+            let required = std::env::var_os("PDKV_NVCC_REQUIRED").is_some();
+            assert!(!required, "the table has no {release} for sm_{arch}");
+            println!("not compared with the table: it has no {release} for sm_{arch}");
+        } else {
+            assert_eq!(costs, known, "sm_{arch}");
+        }
     }
 }
 
