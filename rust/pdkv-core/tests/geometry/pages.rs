@@ -216,7 +216,7 @@ fn what_can_not_be_posted_is_refused() {
         ),
         (
             Plan::pages(layout, &table(&[0]), other, &table(&[0]), &all),
-            "num_heads is `2` at the source and `1`",
+            "num_heads is `2` at the source and `1` at the destination, block_tokens is `2` at the source and `4` at",
         ),
         (
             Plan::pages(layout, &table(&[0]), layout, &table(&[0]), &Selection::layers(1, 2)),
