@@ -4,8 +4,8 @@
 namespace pdkv {
 
 struct Tile {
-    u64 src;      // address
-    u64 dst;      // address
+    u64 src;      // address of [bytes]
+    u64 dst;      // address of [bytes]
     u64 logical;  // logical offset in the page
     u32 bytes;    // up to tile_bytes; 0 past the end of a piece that is shorter than others
     u32 page;     // position in the tables
@@ -18,7 +18,8 @@ __device__ __forceinline__ u32 divide(u32 &n, const FastDiv &by) {
     return quotient;
 }
 
-__device__ __forceinline__ u64 page_offset(const u32 *pages, u32 page, const FastDiv &parts, u64 stride, u64 part_stride) {
+__device__ __forceinline__ u64 page_offset(const u32 *pages,  // [ceil((first_page + pages) / parts)], or null: entry i is i
+                                           u32 page, const FastDiv &parts, u64 stride, u64 part_stride) {
     u32 part = page;
     const u32 entry = divide(part, parts);
     const u64 id = pages == nullptr ? entry : pages[entry];

@@ -9,7 +9,8 @@ namespace pdkv {
 constexpr u32 MOST_STAGES = 8;
 
 // The sum of the vectors that lie in shared memory, each thread its share.
-__device__ __forceinline__ u64 sum_of_tile(const unsigned char *ring, const Tile &tile) {
+__device__ __forceinline__ u64 sum_of_tile(const unsigned char *ring,  // [tile.bytes]
+                                           const Tile &tile) {
     u64 sum = 0;
     for (u32 at = warp_rank() * 16; at < tile.bytes; at += warp_width() * 16) {
         sum += sum_of(*reinterpret_cast<const Bytes16 *>(ring + at), tile.logical + at);
@@ -44,7 +45,7 @@ __device__ __forceinline__ void copy_bulk(const View &view) {
     for (u32 number = 0; number < own && warp_rank() < warp_width(); ++number) {
         const Tile current = tile(number);
         const u32 stage = number % view.stages;
-        const unsigned char *held = ring + stage * view.tile_bytes;
+        const unsigned char *held = ring + stage * view.tile_bytes;  // [tile_bytes]
         bulk_loaded(&barriers[stage], number / view.stages % 2);
         if (SUMS) {
             warp_add(&view.sums[current.page], sum_of_tile(held, current));

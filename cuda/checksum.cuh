@@ -43,7 +43,8 @@ __device__ __forceinline__ u64 sum_of(T bytes, u64 logical) {
 }
 
 // Adds what a thread found to the sum of its page, if it has one. The threads of a warp come by here together.
-__device__ __forceinline__ void add_to_page(u64 *sums, bool mine, u32 page, u64 sum) {
+__device__ __forceinline__ void add_to_page(u64 *sums,  // [first_page + pages]
+                                            bool mine, u32 page, u64 sum) {
     const u32 shared = warp_first(mine ? page : 0);
     if (warp_all(!mine || page == shared)) {
         warp_add(&sums[shared], mine ? sum : 0);

@@ -39,7 +39,7 @@ __device__ __forceinline__ u64 upper_half(u64 a, u64 b) {
 }
 
 // Adds what all threads of a warp bring to one target, which is the same for all of them.
-__device__ __forceinline__ void warp_add(u64 *target, u64 value) {
+__device__ __forceinline__ void warp_add(u64 *target, u64 value) {  // target: [1]
     for (int distance = 16; distance > 0; distance /= 2) {
         value += __shfl_down_sync(0xffffffffu, value, distance);
     }
@@ -48,7 +48,7 @@ __device__ __forceinline__ void warp_add(u64 *target, u64 value) {
     }
 }
 
-__device__ __forceinline__ void thread_add(u64 *target, u64 value) {
+__device__ __forceinline__ void thread_add(u64 *target, u64 value) {  // target: [1]
     atomicAdd(target, value);
 }
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ u32 warp_first(u32 value) {
 }
 
 // Makes this block's writes visible to every observer of what follows, then counts the block. Returns how many came before.
-__device__ __forceinline__ u32 arrive(u32 *arrived) {
+__device__ __forceinline__ u32 arrive(u32 *arrived) {  // arrived: [1]
     u32 before;
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
@@ -69,7 +69,7 @@ __device__ __forceinline__ u32 arrive(u32 *arrived) {
 }
 
 // Visible to the host and to other GPUs only after everything that this thread knows of.
-__device__ __forceinline__ void tell(u64 *flag, u64 value) {
+__device__ __forceinline__ void tell(u64 *flag, u64 value) {  // flag: [1]
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(flag), "l"(value) : "memory");
 }
@@ -78,17 +78,17 @@ __device__ __forceinline__ void tell(u64 *flag, u64 value) {
 #define PDKV_BULK 1
 
 // The shared memory that the launch asks for.
-__device__ __forceinline__ unsigned char *shared_memory() {
+__device__ __forceinline__ unsigned char *shared_memory() {  // [stages][tile_bytes]
     extern __shared__ __align__(128) unsigned char memory[];
     return memory;
 }
-__device__ __forceinline__ u32 shared_address(const void *pointer) {
+__device__ __forceinline__ u32 shared_address(const void *pointer) {  // pointer: [1] or more, of anything
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
 // A bulk load says on its barrier how many bytes have come; bulk stores are waited for by groups. A tile may be empty: then the
 // barrier is passed at once and the group is an empty one, so that counting goes on, but the engine must not be asked for 0 bytes.
-__device__ __forceinline__ void barrier_make(u64 *barrier) {
+__device__ __forceinline__ void barrier_make(u64 *barrier) {  // barrier: [1]
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(barrier)) : "memory");
 }
 // Made by this thread, seen by the others and by the engine, which has a way of its own to memory.
@@ -96,7 +96,7 @@ __device__ __forceinline__ void barriers_made() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void bulk_load(void *to, u64 from, u32 bytes, u64 *barrier) {
+__device__ __forceinline__ void bulk_load(void *to, u64 from, u32 bytes, u64 *barrier) {  // to, from: [bytes]; barrier: [1]
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :
                  : "r"(shared_address(barrier)), "r"(bytes)
@@ -108,7 +108,7 @@ __device__ __forceinline__ void bulk_load(void *to, u64 from, u32 bytes, u64 *ba
                      : "memory");
     }
 }
-__device__ __forceinline__ void bulk_loaded(u64 *barrier, u32 parity) {
+__device__ __forceinline__ void bulk_loaded(u64 *barrier, u32 parity) {  // barrier: [1]
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -120,7 +120,7 @@ __device__ __forceinline__ void bulk_loaded(u64 *barrier, u32 parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
 }
-__device__ __forceinline__ void bulk_store(u64 to, const void *from, u32 bytes) {
+__device__ __forceinline__ void bulk_store(u64 to, const void *from, u32 bytes) {  // to, from: [bytes]
     if (bytes > 0) {
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                      :

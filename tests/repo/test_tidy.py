@@ -90,6 +90,42 @@ def test_no_path_of_one_machine_is_tracked():
     assert not found, found
 
 
+# A type and the name that it gives a pointer: in a cast no name follows, and in a product no type comes before.
+POINTER = re.compile(r"\b(?:u32|u64|char|void|T|Bytes\d+|FastDiv|Lane|Tile|View)\s*\*\s*(?:const\s+)?(?=[A-Za-z_])")
+
+
+def _pointers_without_shape(text: str) -> list[str]:
+    found = []
+    for line in text.splitlines():
+        code, _, comment = line.partition("//")
+        if POINTER.search(code) and not re.search(r"\[.+\]", comment):
+            found.append(line.strip())
+    return found
+
+
+def test_every_pointer_of_a_kernel_says_its_shape():
+    found = {name(path): _pointers_without_shape(path.read_text()) for path in under("cuda", ".cu", ".cuh")}
+    assert len(found) > 5
+    assert not any(found.values()), f"what is behind a pointer stands in brackets on its line: {found}"
+
+
+def test_the_check_for_shapes_sees_pointers():
+    bad = [
+        "u64 *flag;",
+        "const Lane *const lanes = view.lanes;",
+        "int f(void *to, u32 n) {  // to",
+        "unsigned char *f() {",
+    ]
+    assert _pointers_without_shape("\n".join(bad)) == bad
+    good = [
+        "u64 *flag;  // [1]",
+        "*reinterpret_cast<const T *>(from) * 2;",
+        "static_cast<u64>(n) * by",
+        "// a u64 *flag",
+    ]
+    assert _pointers_without_shape("\n".join(good)) == []
+
+
 def test_python_parses_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
