@@ -15,17 +15,19 @@ DRY = "GPU_CHECK_DRY"
 
 
 class Buffer(Protocol):
-    """Bytes on a GPU.
+    """Bytes on a GPU."""
 
-    Attributes:
-        address: Where they begin.
-        nbytes: How many.
-        owner: What pdkv registers to have all of them.
-    """
+    @property
+    def address(self) -> int:
+        """Where they begin."""
 
-    address: int
-    nbytes: int
-    owner: Any
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+
+    @property
+    def owner(self) -> Any:
+        """What pdkv registers to have all of them."""
 
 
 class Arena(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_check.arena import Buffer
 from gpu_check.pattern import random_bytes
 from pdkv import Engine, Pool
 from pdkv._core import CudaLoop, cuda_count
@@ -62,7 +63,7 @@ class DryArena:
         """Opens the driver's copies."""
         self._loops: dict[int, CudaLoop] = {}
 
-    def _loop(self, buffer: DryBuffer) -> CudaLoop:
+    def _loop(self, buffer: Buffer) -> CudaLoop:
         device = buffer.owner.device or 0
         return self._loops.setdefault(device, CudaLoop(device))
 
@@ -88,14 +89,14 @@ class DryArena:
         """Is the same here."""
         return flat
 
-    def write(self, buffer: DryBuffer, flat: Any) -> None:
+    def write(self, buffer: Buffer, flat: Any) -> None:
         """Copies by the driver."""
         flat = np.ascontiguousarray(flat)
         loop = self._loop(buffer)
         loop.copy(buffer.address, flat.ctypes.data, flat.nbytes)
         loop.wait()
 
-    def read(self, buffer: DryBuffer) -> Any:
+    def read(self, buffer: Buffer) -> Any:
         """Copies by the driver."""
         flat = np.empty(buffer.nbytes, np.uint8)
         loop = self._loop(buffer)
@@ -103,7 +104,7 @@ class DryArena:
         loop.wait()
         return flat
 
-    def wrong(self, buffer: DryBuffer, flat: Any) -> int:
+    def wrong(self, buffer: Buffer, flat: Any) -> int:
         """Compares."""
         return int(np.count_nonzero(self.read(buffer) != flat))
 
@@ -125,7 +126,7 @@ class DryArena:
         """Views."""
         return flat.view(np.int16).reshape(sizes).transpose(order)
 
-    def tensor(self, buffer: DryBuffer, sizes: Sequence[int], order: Sequence[int], first: int | None = None) -> Any:
+    def tensor(self, buffer: Buffer, sizes: Sequence[int], order: Sequence[int], first: int | None = None) -> Any:
         """Views, by an array of the same size that nobody reads."""
         like = self.shaped(np.empty(buffer.nbytes, np.uint8), sizes, order)
         shape, strides = like.shape, like.strides

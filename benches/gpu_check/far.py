@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,7 +61,13 @@ class Far:
         """Does what is asked."""
         if do in ("export", "offer"):
             return self._publish(do, **request)
-        return {"open": self._open, "digest": self._digest, "fill": self._fill, "close": self._close}[do](**request)
+        doing: dict[str, Callable[..., dict[str, Any]]] = {
+            "open": self._open,
+            "digest": self._digest,
+            "fill": self._fill,
+            "close": self._close,
+        }
+        return doing[do](**request)
 
     def _open(
         self, *, geometry: Mapping[str, Any], kind: str, seed: int, device: int, transport: str

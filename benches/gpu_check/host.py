@@ -6,6 +6,7 @@ what that transport takes: as many blocks as fill the link.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -29,7 +30,7 @@ class _Link:
     def __init__(self, arena: Arena, loop: CudaLoop, total: int) -> None:
         self.total, self._arena = total, arena
         self._pool = Engine.allocate(total, huge_pages=False)
-        self._memory = np.frombuffer(self._pool, np.uint8)
+        self._memory = np.frombuffer(memoryview(self._pool), np.uint8)
         self._buffer: Buffer = arena.empty(total)
         self._ends = loop.access(self._pool), self._buffer.address
 
@@ -91,14 +92,13 @@ def _row(loop: CudaLoop, link: _Link, block_bytes: int, *, inward: bool) -> dict
             dst_pages=ids[1],
             **wishes,
         )
-        found[f"{name}_gb_s"] = rate(total, median_s(lambda copy=copy: copy.run(2), takes=3))
+        found[f"{name}_gb_s"] = rate(total, median_s(partial(copy.run, 2), takes=3))
         check(name)
-    offsets = [np.asarray(table, np.uint64) * np.uint64(block_bytes) for table in ids]
+    offsets: list[Any] = [np.asarray(table, np.uint64) * np.uint64(block_bytes) for table in ids]
     for name in ("batch", "loop"):
         try:
-            taken = median_s(
-                lambda name=name: loop.blocks(dst, src, offsets[1], offsets[0], block_bytes, name, 1), takes=3
-            )
+            copies = partial(loop.blocks, dst, src, offsets[1], offsets[0], block_bytes, name, 1)
+            taken = median_s(copies, takes=3)
         except PdkvError as error:
             found[f"{name}_missing"] = str(error)
             continue

@@ -14,7 +14,7 @@ from gpu_check.arena import Arena, Buffer, open_arena
 from gpu_check.jobs import GENERATORS, RACES, Job
 from gpu_check.outcome import Outcome, StepFailedError
 from gpu_check.pattern import random_bytes
-from pdkv._core import CudaLoop
+from pdkv._core import CudaCopy, CudaLoop
 
 _SEED = 20260
 # For one flag: no copy here takes a thousandth of it.
@@ -23,7 +23,7 @@ _PATIENCE_S = 20.0
 _FLAGGED = 4
 
 
-def check(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> list[str]:
+def check(loop: CudaLoop, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> list[str]:
     """Runs one job and compares all of the destination; gives the names of the kernels that ran.
 
     Raises:
@@ -32,10 +32,10 @@ def check(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: boo
     ready = _prepare(loop, arena, job, seed, sums=sums, bulk=bulk)
     ready.copy.run(2 if sums else 1)  # twice: sums must not add up over launches
     _judge(arena.wrong(ready.dst, ready.expected), ready.copy, job, seed, sums=sums)
-    return list(ready.copy.kernels)
+    return ready.copy.kernels
 
 
-def check_flag(loop: Any, beside: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> None:
+def check_flag(loop: CudaLoop, beside: CudaLoop, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> None:
     """Runs one job, waits for its flag and for nothing else, and compares what is there by then.
 
     Args:
@@ -68,13 +68,13 @@ def check_flag(loop: Any, beside: Any, arena: Arena, job: Job, seed: int, *, sum
 class _Ready:
     """A copy that can be run, and what holds its memory."""
 
-    copy: Any
+    copy: CudaCopy
     src: Buffer
     dst: Buffer
     expected: Any
 
 
-def _prepare(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> _Ready:
+def _prepare(loop: CudaLoop, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: bool) -> _Ready:
     src, dst = arena.empty(job.src_bytes), arena.empty(job.dst_bytes)
     before = arena.random(job.dst_bytes, seed + 1)
     content = arena.random(job.src_bytes, seed)
@@ -97,7 +97,7 @@ def _prepare(loop: Any, arena: Arena, job: Job, seed: int, *, sums: bool, bulk: 
     return _Ready(copy, src, dst, expected)
 
 
-def _judge(wrong: int, copy: Any, job: Job, seed: int, *, sums: bool, when: str = "") -> None:
+def _judge(wrong: int, copy: CudaCopy, job: Job, seed: int, *, sums: bool, when: str = "") -> None:
     if wrong:
         raise StepFailedError(
             f"{wrong} of {job.dst_bytes} bytes are wrong {when}after {copy.kernels}: seed {seed}, {job}"
@@ -111,7 +111,6 @@ def _judge(wrong: int, copy: Any, job: Job, seed: int, *, sums: bool, when: str 
                     f"the checksum of page {first} as {where} is wrong {when}after {copy.kernels}: seed {seed}, {job}"
                 )
                 raise StepFailedError(text)
-    return list(copy.kernels)
 
 
 def run(budget_s: float, *, small: bool = False) -> Outcome:
@@ -179,5 +178,5 @@ def run_races(_budget_s: float) -> Outcome:
     return Outcome(text=f"{', '.join(ran)}: no byte or checksum is wrong (by {arena.name})", facts={"kernels": ran})
 
 
-def _missing(loop: Any, ran: Counter[str]) -> list[str]:
+def _missing(loop: CudaLoop, ran: Counter[str]) -> list[str]:
     return sorted(set(loop.kernels) - set(ran))

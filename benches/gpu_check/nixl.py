@@ -7,13 +7,14 @@ bytes: the table's other figures are of the GPU's clock, and of more bytes.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from gpu_check.arena import is_dry, open_arena
 from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
 from gpu_check.speed import Blocks, taken_way, ways
 from gpu_check.timing import median_s, rate
-from pdkv._core import CudaLoop
+from pdkv._core import CudaCopy, CudaLoop
 
 BLOCK_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10)
 TOTAL_BYTES = 64 << 20
@@ -48,7 +49,7 @@ class _Agents:
         return time.perf_counter() - started
 
 
-def _once(copy: Any) -> float:
+def _once(copy: CudaCopy) -> float:
     """Posts pdkv's copy once and waits for it; gives the seconds of the host's clock."""
     started = time.perf_counter()
     copy.run(1)
@@ -78,10 +79,10 @@ def run(budget_s: float) -> Outcome:
     for block_bytes in BLOCK_BYTES[::-1]:
         blocks = Blocks(arena, TOTAL_BYTES, block_bytes, src, dst)
         handle = agents.handle(blocks)
-        taken = median_s(lambda handle=handle: agents.read(handle), takes=3)
+        taken = median_s(partial(agents.read, handle), takes=3)
         blocks.verify(content, "NIXL")
         copy = blocks.kernel(loop, bulk=taken_way(measured, block_bytes) == "bulk")
-        once = median_s(lambda copy=copy: _once(copy), takes=3)
+        once = median_s(partial(_once, copy), takes=3)
         blocks.verify(content, f"{copy.kernels}")
         rows.append(
             {

@@ -41,7 +41,7 @@ def run(_budget_s: float) -> Outcome:
                 transfer.wait()
                 for name, values in taken.items():
                     values.append(getattr(transfer.stats, name))
-                return transfer.stats.plan_us + transfer.stats.post_us
+                return float(transfer.stats.plan_us + transfer.stats.post_us)
 
             cost_us = median_s(take, takes=9)
             medians = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}

@@ -59,9 +59,11 @@ def table_rows(steps: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def tables(steps: Mapping[str, Mapping[str, Any]]) -> str:
     """All tables that there are figures for, as text."""
-    parts = [("paged copies on the GPU", table_rows(steps), _COLUMNS)]
-    parts += [("host memory and the GPU", steps.get("host", {}).get("rows", []), _HOST_COLUMNS)]
-    parts += [("planning and posting", steps.get("posting", {}).get("rows", []), _POSTING_COLUMNS)]
+    parts: list[tuple[str, list[dict[str, Any]], Sequence[tuple[str, str, str]]]] = [
+        ("paged copies on the GPU", table_rows(steps), _COLUMNS),
+        ("host memory and the GPU", steps.get("host", {}).get("rows", []), _HOST_COLUMNS),
+        ("planning and posting", steps.get("posting", {}).get("rows", []), _POSTING_COLUMNS),
+    ]
     shown = [f"{title}\n{_table(rows, columns)}" for title, rows, columns in parts if rows]
     if parts[0][1]:
         shown[0] += "\n" + "\n".join(notes(steps))

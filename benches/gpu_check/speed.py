@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpu_check.arena import Arena, Buffer, open_arena
 from gpu_check.outcome import FAILED, PASSED, Outcome, StepFailedError
 from gpu_check.timing import median_s, rate
 from pdkv import PdkvError
-from pdkv._core import CudaLoop
+from pdkv._core import CudaCopy, CudaLoop
 
 BLOCK_BYTES = (2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 PROMISED = (16 << 10, 4 << 10)
@@ -52,7 +53,7 @@ class Blocks:
         """Bytes that move."""
         return self.count * self.block_bytes
 
-    def kernel(self, loop: CudaLoop, *, bulk: bool = False, one_plane: bool = False) -> Any:
+    def kernel(self, loop: CudaLoop, *, bulk: bool = False, one_plane: bool = False) -> CudaCopy:
         """Prepares pdkv's copy: by the tables that the planes share, or by one of all blocks."""
         side = (self.block_bytes, 1, 0)
         steps = [0] if one_plane else [plane * self._slots * self.block_bytes for plane in range(self.planes)]
@@ -148,18 +149,16 @@ def row(loop: CudaLoop, blocks: Blocks, content: Any, limit_s: float, measured: 
     wishes: dict[str, dict[str, bool]] = {"kernel": {}, "bulk": {"bulk": True}, "one_plane": {"one_plane": True}}
     for name, wish in wishes.items():
         copy = blocks.kernel(loop, **wish)
-        seconds[name] = median_s(lambda copy=copy: copy.run(_ROUNDS))
+        seconds[name] = median_s(partial(copy.run, _ROUNDS))
         blocks.verify(content, f"{copy.kernels}")
         facts[f"{name}_entry"], facts[f"{name}_post_us"] = copy.kernels[0], copy.post_us
-    offsets = [blocks.offsets(ids) for ids in (blocks.dst_ids, blocks.src_ids)]
+    into, since = blocks.offsets(blocks.dst_ids), blocks.offsets(blocks.src_ids)
     for name in ("loop", "batch"):
         try:
-            seconds[name] = median_s(
-                lambda name=name: loop.blocks(
-                    blocks.dst.address, blocks.src.address, *offsets, blocks.block_bytes, name, 1
-                ),
-                takes=3,
+            copies = partial(
+                loop.blocks, blocks.dst.address, blocks.src.address, into, since, blocks.block_bytes, name, 1
             )
+            seconds[name] = median_s(copies, takes=3)
         except PdkvError as error:
             facts[f"{name}_missing"] = str(error)
             continue

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_check.arena import Buffer
 from gpu_check.pattern import random_bytes
 
 
@@ -19,12 +20,12 @@ class TorchBuffer:
     @property
     def address(self) -> int:
         """Where it begins."""
-        return self.owner.data_ptr()
+        return int(self.owner.data_ptr())
 
     @property
     def nbytes(self) -> int:
         """How many bytes it has."""
-        return self.owner.numel()
+        return int(self.owner.numel())
 
 
 class TorchArena:
@@ -62,19 +63,19 @@ class TorchArena:
         """Moves to the CPU."""
         return flat.cpu().numpy()
 
-    def write(self, buffer: TorchBuffer, flat: Any) -> None:
+    def write(self, buffer: Buffer, flat: Any) -> None:
         """Copies."""
         buffer.owner.copy_(flat)
         self._torch.cuda.synchronize()
 
-    def read(self, buffer: TorchBuffer) -> Any:
+    def read(self, buffer: Buffer) -> Any:
         """Copies."""
         self._torch.cuda.synchronize()
         flat = buffer.owner.clone().to("cuda:0")
         self._torch.cuda.synchronize()
         return flat
 
-    def wrong(self, buffer: TorchBuffer, flat: Any) -> int:
+    def wrong(self, buffer: Buffer, flat: Any) -> int:
         """Compares on the GPU."""
         return int((self.read(buffer) != flat).sum())
 
@@ -90,7 +91,7 @@ class TorchArena:
         """Views."""
         return flat.view(self._torch.int16).view(*sizes).permute(*order)
 
-    def tensor(self, buffer: TorchBuffer, sizes: Sequence[int], order: Sequence[int], first: int | None = None) -> Any:
+    def tensor(self, buffer: Buffer, sizes: Sequence[int], order: Sequence[int], first: int | None = None) -> Any:
         """Views."""
         whole = self.shaped(buffer.owner, sizes, order)
         return whole if first is None else whole[first]
