@@ -3,7 +3,7 @@
 What every method does, takes and raises is in its docstring: `help(pdkv.KvCache.pull)`.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias, final
 
@@ -22,6 +22,7 @@ __all__ = [
     "Issuer",
     "KvCache",
     "KvLayout",
+    "Link",
     "LookupIndex",
     "Path",
     "Peer",
@@ -320,6 +321,18 @@ _Whole: TypeAlias = Region | RegionDescriptor | Span
 _Spans: TypeAlias = _Whole | Sequence[_Whole] | tuple[_Whole, Buffer | list[tuple[int, int]]]
 
 @final
+class Link:
+    @property
+    def transport(self) -> str: ...
+    @property
+    def usable(self) -> bool: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+@final
 class Peer:
     @property
     def name(self) -> str: ...
@@ -329,7 +342,7 @@ class Peer:
     def incarnation(self) -> str: ...
     @property
     def alive(self) -> bool: ...
-    def links(self) -> list[tuple[str, bool, str]]: ...
+    def links(self) -> list[Link]: ...
     def read(
         self,
         dst: _Spans,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pdkv._core import Engine, KvLayout, plan, resolve_layout
+from pdkv._core import Engine, KvLayout, Link, plan, resolve_layout
 from pdkv.errors import ConfigError
 
 __all__ = ["Shape", "links", "transfer"]
@@ -62,13 +62,20 @@ def transfer(shape: Shape, src: str, dst: str, blocks: int, run: int) -> str:
 def links(address: str) -> str:
     """Says which transports reach the engine at `address`, best first, and why others do not.
 
+    Of each that does it says how memory of GPUs would go.
+
     Raises:
         PeerUnreachableError: Nobody answers.
     """
     with Engine("explain", listen=None) as engine:
         peer = engine.connect(address)
-        lines = [f"{name}: {'usable' if usable else 'not usable'}, {why}" for name, usable, why in peer.links()]
-        return "\n".join([f"{peer.name} at {peer.address}", *lines])
+        return "\n".join([f"{peer.name} at {peer.address}", *map(_line, peer.links())])
+
+
+def _line(link: Link) -> str:
+    if not link.usable:
+        return f"{link.transport}: not usable, {link.why}"
+    return f"{link.transport}: usable, {link.why}; memory of GPUs: {link.gpu}"
 
 
 def _layout(shape: Shape, order: str, blocks: int) -> KvLayout:

@@ -82,9 +82,9 @@ def test_another_user_gets_a_lane_or_a_reason_and_both_live(copy):
             with pdkv.Engine("initiator", transports=["ucx", "tcp"], ucx=ucx) as engine:
                 target = engine.register(into)
                 peer = engine.connect(address, timeout_s=30)
-                lane = next(link for link in peer.links() if link[0] == "ucx")
-                assert lane[2], "a lane, or why there is none"
-                require = "ucx" if lane[1] else None
+                lane = next(link for link in peer.links() if link.transport == "ucx")
+                assert lane.why, "a lane, or why there is none"
+                require = "ucx" if lane.usable else None
                 peer.read(target, pdkv.RegionDescriptor.from_json(described), require=require).wait(timeout_s=60)
             assert (into == 7).all()
             assert owner.poll() is None

@@ -74,6 +74,10 @@ def test_explain_links():
         text = explain.links(engine.address)
     assert text.startswith("there at ")
     assert "tcp: usable" in text
+    said = dict(line.split(": ", 1) for line in text.splitlines()[1:])
+    assert said["tcp"].endswith("; memory of GPUs: staged")
+    assert said["inproc"].endswith("; memory of GPUs: refused")
+    assert said["cuda"] == "not usable, neither side is device memory"
 
 
 def test_doctor():

@@ -456,6 +456,7 @@ def test_this_machine_as_json():
     assert report.keys() == keys
     assert [move["transport"] for move in report["transports"]] == ["shm", "cma", "tcp", "ucx"]
     assert report["transports"][2]["good"]
+    assert [move["gpu"] for move in report["transports"][:3]] == ["refused", "refused", "staged"]
     assert [row["between"] for row in report["choices"]][2:] == ["another host", "GPU to GPU"]
     assert all(row["hint"] for row in report["findings"] if row["status"] != "ok"), report["findings"]
 

@@ -383,12 +383,15 @@ def test_who_is_connected(pair):
     assert peer.address == producer.engine.address
     assert [name for name, _, _ in peer.links()] == ["inproc", "cuda", *TRANSPORTS[1:], "ucx"]
     assert all(isinstance(why, str) for _, _, why in peer.links())
+    links = {link.transport: link for link in peer.links()}
+    assert {name: links[name].gpu for name in ("inproc", "tcp")} == {"inproc": "refused", "tcp": "staged"}
+    assert repr(links["tcp"]) == f"<pdkv.Link tcp: usable, {links['tcp'].why}>"
     assert ("producer", True) in consumer.engine.peers
     assert consumer.engine.peer_for(producer.cache.export([1]).reference).name == "producer"
     assert consumer.engine.stats["peers"] >= 1
     peer.close()
     peer.close()
-    assert {usable for _, usable, _ in peer.links()} == {False}
+    assert {(link.usable, link.gpu) for link in peer.links()} == {(False, "refused")}
     assert all("was closed here" in why for _, _, why in peer.links())
 
 

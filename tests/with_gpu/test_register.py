@@ -24,6 +24,16 @@ def test_a_pool_is_registered_as_it_is(pair):
     assert pair[0].register(bytearray(64)).device is None
 
 
+def test_links_say_what_becomes_of_memory_of_gpus(pair):
+    one, other = pair
+    peer = one.connect(other.address)
+    said = {link.transport: link.gpu for link in peer.links()}
+    assert (said["cuda"], said["tcp"]) == ("refused", "staged"), "there is none yet"
+    one.register(on_gpu(4096))
+    said = {link.transport: link.gpu for link in peer.links()}
+    assert (said["inproc"], said["cuda"], said["tcp"]) == ("refused", "direct", "staged")
+
+
 def test_dlpack_is_asked_for_with_a_stream_and_kept(pair):
     tensor = Dlpack(on_gpu(4096, 1))
     region = pair[0].register(tensor)

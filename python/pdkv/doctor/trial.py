@@ -48,10 +48,11 @@ def _moves_over(names: tuple[str, ...], address: str, pooled: str, private: str)
             yield from ({"transport": name, "good": False, "text": error.message, "hint": error.hint} for name in names)
             return
         sources = {"pool": RegionDescriptor.from_json(pooled), "private": RegionDescriptor.from_json(private)}
-        for name, usable, why in peer.links():
-            if name in names:
-                source = sources["pool" if name == "shm" else "private"]
-                yield {"transport": name, **_move(engine, peer, source, name, None if usable else why)}
+        for link in peer.links():
+            if link.transport in names:
+                source = sources["pool" if link.transport == "shm" else "private"]
+                moved = _move(engine, peer, source, link.transport, None if link.usable else link.why)
+                yield {"transport": link.transport, "gpu": link.gpu, **moved}
         if names == _PLAIN:
             for memory, source in sources.items():
                 yield {"choice": memory, **_move(engine, peer, source, None, None)}

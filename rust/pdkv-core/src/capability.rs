@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu_memory::GpuMemory;
 use crate::lane::{Carrier, Manner};
 
 /// The transports of this release, in the order in which they are tried when costs are equal.
@@ -82,6 +83,8 @@ pub struct Capability {
     pub direct: bool,
     /// The bytes go by remote direct memory access, without either host's processor.
     pub rdma: bool,
+    /// How it moves memory of GPUs, whatever memory the rest is said of.
+    pub gpu: GpuMemory,
     /// What moving costs, roughly: for choosing, not for predicting.
     pub cost: Cost,
 }
@@ -94,6 +97,7 @@ impl Capability {
             one_sided: true,
             direct: true,
             rdma: false,
+            gpu: GpuMemory::Refused,
             cost: Cost {
                 call_ns: 200,
                 run_ns: 20,
@@ -105,6 +109,7 @@ impl Capability {
     /// One launch on a GPU, which walks both block tables; runs cost nothing of their own.
     pub const fn device_copies() -> Self {
         Self {
+            gpu: GpuMemory::Direct,
             cost: Cost {
                 call_ns: 20_000,
                 run_ns: 1,
@@ -130,6 +135,7 @@ impl Capability {
     pub const fn sockets() -> Self {
         Self {
             one_sided: false,
+            gpu: GpuMemory::Staged,
             cost: Cost {
                 call_ns: 15_000,
                 run_ns: 150,
@@ -155,6 +161,12 @@ impl Capability {
             one_sided,
             direct: one_sided && !matches!(carrier, Carrier::Emulated),
             rdma,
+            // Messages gather and scatter where a processor reaches; what else carries it is tried.
+            gpu: if one_sided {
+                GpuMemory::Untried
+            } else {
+                GpuMemory::Refused
+            },
             cost: Cost {
                 call_ns,
                 run_ns,
@@ -167,13 +179,18 @@ impl Capability {
     /// `cuda` by that.
     #[must_use]
     pub const fn of_gpus(self) -> Self {
-        self.and_before(17_000)
+        let gpu = GpuMemory::moved(self.direct);
+        Self { gpu, ..self }.and_before(17_000)
     }
 
     /// The same with every byte resting in memory of the host on its way, where a GPU's copies put it or take it from.
     #[must_use]
     pub const fn staged(self) -> Self {
-        let staged = Self { direct: false, ..self };
+        let staged = Self {
+            direct: false,
+            gpu: GpuMemory::Staged,
+            ..self
+        };
         staged.and_before(30_000)
     }
 
@@ -400,6 +417,8 @@ mod tests {
             Capability::lane(Manner::OneSided, Carrier::Emulated).of_gpus(),
         ];
         assert_eq!(ways.map(|way| way.direct), [true, true, false, false]);
+        let (direct, staged) = (GpuMemory::Direct, GpuMemory::Staged);
+        assert_eq!(ways.map(|way| way.gpu), [direct, direct, staged, staged]);
         for (bytes, runs) in [
             (1, 1),
             (64, 1),
@@ -414,6 +433,15 @@ mod tests {
                 "{bytes} in {runs}: {costs:?}"
             );
         }
+    }
+
+    #[test]
+    fn each_way_says_whether_memory_of_gpus_goes_by_it() {
+        use GpuMemory::{Direct, Refused, Staged, Untried};
+        let said = offers(&[]).into_iter().map(|offer| offer.usable.map(|way| way.gpu));
+        let wanted = [Refused, Direct, Refused, Refused, Staged, Refused];
+        assert_eq!(said.collect::<Vec<_>>(), wanted.map(Ok));
+        assert_eq!(Capability::lane(Manner::OneSided, Carrier::Rdma).gpu, Untried);
     }
 
     #[test]

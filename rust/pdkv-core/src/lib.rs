@@ -13,6 +13,7 @@ pub mod digest;
 pub mod dtype;
 pub mod error;
 pub mod export;
+pub mod gpu_memory;
 pub mod hex;
 pub mod id;
 pub mod issuer;

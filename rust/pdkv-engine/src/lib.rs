@@ -56,6 +56,7 @@ pub use engine::{Engine, Region, RegionDescriptor};
 pub use export::Export;
 pub use issue::{Stated, issue};
 pub use pdkv_core::capability::Require;
+pub use pdkv_core::gpu_memory::GpuMemory;
 pub use pdkv_core::issuer::Issuer;
 pub use peer::{LinkInfo, LocalSpan, Peer, RawOptions, RemoteSpan};
 pub use pipe::{PipeBuffer, PipeItem, PipeReceiver, PipeSender, PipeStats, PipeTensor};

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Require;
+use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::id::{Incarnation, RegionId};
 use pdkv_core::reference::Reference;
 use pdkv_core::wire::{MAX_NOTIFY, Message, Notify};
@@ -73,6 +74,8 @@ pub struct LinkInfo {
     pub transport: TransportKind,
     /// Whether it can be used with this peer at all.
     pub usable: bool,
+    /// How it moves memory of GPUs, as far as that is known.
+    pub gpu: GpuMemory,
     /// What it rides on, or the reason against it.
     pub detail: String,
 }
@@ -111,11 +114,16 @@ impl Peer {
         let info = |way: &Way| {
             let usable = alive.clone().and(way.link.as_ref().map_err(Clone::clone));
             // A link may have lost what it rode on since it was found.
-            let usable = usable.and_then(|link| link.reaches(&[], &[]).map(|()| link.detail()));
+            let usable = usable.and_then(|link| link.reaches(&[], &[]).map(|()| link));
+            let (gpu, detail) = match &usable {
+                Ok(link) => (link.capability().gpu, link.detail()),
+                Err(reason) => (GpuMemory::Refused, reason.clone()),
+            };
             LinkInfo {
                 transport: way.kind,
                 usable: usable.is_ok(),
-                detail: usable.unwrap_or_else(|reason| reason),
+                gpu,
+                detail,
             }
         };
         self.link.ways.iter().map(info).collect()

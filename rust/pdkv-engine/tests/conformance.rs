@@ -6,9 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::ucx::{self, Lane};
-use common::{BLOCKS, LAYERS, LEASE, Memory, Pair, WAIT, Way, memory, standin, table};
+use common::{BLOCKS, LAYERS, LEASE, Memory, Pair, WAIT, Way, memory, standin, table, whole};
 use pdkv_core::ErrorKind;
-use pdkv_engine::{LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
+use pdkv_engine::{GpuMemory, LocalSpan, PullOptions, RawOptions, RemoteSpan, TransferState, TransportKind};
 
 /// Makes one test for each transport from one body; `cuda` between memory of every kind, `ucx` in both manners and over whatever
 /// it has here.
@@ -52,11 +52,13 @@ fn on_gpu(test: &str, column: &str, way: Way, body: fn(Way)) {
 
 /// Put and get of memory of GPUs as UCX emulates them over sockets: no adapter is here that would carry them.
 fn on_gpu_lane(test: &str, column: &str, [producer, consumer]: [Memory; 2], body: fn(Way)) {
-    if ucx::copy_for_gpus().is_none() {
-        return;
-    }
-    if standin::is_here_for_ucx(&format!("{test}::{column}"), &[]) {
-        body(Way::lane_of_gpus(Lane::puts("tcp,cuda_copy"), producer, consumer));
+    let way = Way::lane_of_gpus(Lane::puts("tcp,cuda_copy"), producer, consumer);
+    on_lane_beside_gpu(test, column, way, body);
+}
+
+fn on_lane_beside_gpu(test: &str, column: &str, way: Way, body: fn(Way)) {
+    if ucx::copy_for_gpus().is_some() && standin::is_here_for_ucx(&format!("{test}::{column}"), &[]) {
+        body(way);
     }
 }
 
@@ -229,5 +231,110 @@ on_every_transport! {
         assert_eq!(too_many.unwrap_err().kind(), ErrorKind::Layout, "more tokens than the blocks hold");
         assert_eq!(pair.source.offer(table(&[1, 1]), 4, b"", LEASE).unwrap_err().kind(), ErrorKind::Layout);
         pair.check(&[], 0..LAYERS);
+    }
+
+    fn memory_of_gpus_goes_as_the_link_says(way) {
+        let pair = Pair::new(way);
+        let pull = |require_direct| {
+            let export = pair.source.export(table(&[8]), 4, b"", 1, LEASE).unwrap();
+            let options = PullOptions { require_direct, ..PullOptions::default() };
+            pair.target.pull(export.reference(), table(&[2]), &options)?.wait(WAIT)
+        };
+        pull(false).unwrap();
+        pair.check(&[(2, 8)], 0..LAYERS);
+        let said = pair.link().gpu;
+        assert_eq!(said, way.says_of_gpus());
+        if way.is_of_gpus() {
+            let refused = pull(true).map_err(|error| error.kind());
+            let direct = said == GpuMemory::Direct;
+            assert_eq!(refused, if direct { Ok(()) } else { Err(ErrorKind::Unsupported) }, "{said:?}");
+        }
+    }
+}
+
+/// Links between caches of the host, asked for memory of GPUs: what is said of it is what becomes of it.
+mod links_of_the_host_say_what_they_do_with_memory_of_gpus {
+    use super::*;
+
+    const TEST: &str = "links_of_the_host_say_what_they_do_with_memory_of_gpus";
+    const LEN: u64 = 100_000;
+
+    fn moves(way: Way) {
+        go(way, GpuMemory::Staged);
+    }
+
+    fn refuses(way: Way) {
+        go(way, GpuMemory::Refused);
+    }
+
+    fn go(way: Way, wanted: GpuMemory) {
+        let pair = Pair::new(way);
+        let host = way.memory[0];
+        for (ours, theirs) in [
+            (Memory::Device, host),
+            (host, Memory::Malloc),
+            (Memory::Device, Memory::Malloc),
+        ] {
+            let here = pair.consumer.register(memory(ours, LEN), None, true).unwrap();
+            let there = pair.producer.register(memory(theirs, LEN), None, true).unwrap();
+            here.memory().fill(0, LEN, 3).unwrap();
+            there.memory().fill(0, LEN, 7).unwrap();
+            let (near, far) = whole(here.id(), there.id(), LEN);
+            let transfer = ucx::settled(|| pair.peer.read(&near, &far, None, &RawOptions::default()));
+            let outcome = transfer.and_then(|transfer| transfer.wait(WAIT));
+            let (expected, byte) = match wanted {
+                GpuMemory::Refused => (Err(ErrorKind::Unsupported), 3),
+                _ => (Ok(()), 7),
+            };
+            assert_eq!(
+                outcome.map_err(|error| error.kind()),
+                expected,
+                "{ours:?} from {theirs:?}"
+            );
+            let mut got = vec![0; LEN as usize];
+            here.memory().read_at(0, &mut got).unwrap();
+            assert!(got.iter().all(|&got| got == byte), "{ours:?} from {theirs:?}");
+            assert_eq!(pair.link().gpu, wanted, "{ours:?} from {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn inproc() {
+        on_gpu(TEST, "inproc", TransportKind::Inproc.into(), refuses);
+    }
+
+    #[test]
+    fn shm() {
+        on_gpu(TEST, "shm", TransportKind::Shm.into(), refuses);
+    }
+
+    #[test]
+    fn cma() {
+        on_gpu(TEST, "cma", TransportKind::Cma.into(), refuses);
+    }
+
+    #[test]
+    fn tcp() {
+        on_gpu(TEST, "tcp", TransportKind::Tcp.into(), moves);
+    }
+
+    #[test]
+    fn ucx_put() {
+        on_lane_beside_gpu(TEST, "ucx_put", Lane::puts("tcp,cuda_copy").into(), moves);
+    }
+
+    #[test]
+    fn ucx_put_without_cuda() {
+        on_lane_beside_gpu(TEST, "ucx_put_without_cuda", Lane::puts("tcp").into(), refuses);
+    }
+
+    #[test]
+    fn ucx_kernel() {
+        on_lane_beside_gpu(TEST, "ucx_kernel", Lane::kernel("posix,cma,cuda_copy").into(), refuses);
+    }
+
+    #[test]
+    fn ucx_messages() {
+        on_lane_beside_gpu(TEST, "ucx_messages", Lane::messages("tcp,cuda_copy").into(), refuses);
     }
 }

@@ -18,6 +18,7 @@ mod errors;
 mod export;
 mod issuer;
 mod layout;
+mod link;
 mod lookup;
 mod memory;
 mod number;
@@ -72,6 +73,8 @@ mod _core {
     use crate::issuer::PyIssuer;
     #[pymodule_export]
     use crate::layout::{PyKvLayout, resolve_layout};
+    #[pymodule_export]
+    use crate::link::PyLink;
     #[pymodule_export]
     use crate::lookup::PyLookupIndex;
     #[pymodule_export]

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::engine::Handle;
 use crate::enter;
+use crate::link::PyLink;
 use crate::number;
 use crate::pipe::PyPipeSender;
 use crate::reference;
@@ -132,13 +133,9 @@ impl PyPeer {
         self.inner.alive()
     }
 
-    /// Returns the transports, best first: `(name, whether it can be used, why or why not)` of each.
-    fn links(&self) -> Vec<(&'static str, bool, String)> {
-        self.inner
-            .links()
-            .into_iter()
-            .map(|link| (link.transport.as_str(), link.usable, link.detail))
-            .collect()
+    /// Returns the transports, best first: of each whether it can be used, why or why not, and how it moves memory of GPUs.
+    fn links(&self) -> Vec<PyLink> {
+        self.inner.links().into_iter().map(PyLink::new).collect()
     }
 
     /// Reads the peer's memory into memory of this engine.

@@ -17,6 +17,7 @@ pub(crate) mod work;
 use std::sync::Arc;
 
 use pdkv_core::capability::{Capability, Choice, Offer, Require, Wish, choose};
+use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
@@ -38,7 +39,8 @@ pub(crate) trait Link: Send + Sync {
     /// What it rides on, for `path.detail`.
     fn detail(&self) -> String;
 
-    /// Whether it moves bytes between all of our memory and all of these regions; the reason when not.
+    /// Whether it moves bytes between all of our memory and all of these regions; the reason when not. A link whose
+    /// capability refuses memory of GPUs need not look at that: [`able`] does.
     fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String>;
 
     /// Why it can't be told yet whether it does, where that takes a while to find out: then ways that are known to are taken, where there are any.
@@ -85,11 +87,24 @@ pub(crate) fn start(link: Arc<dyn Link>, work: Arc<Work>, small: bool) {
     }
 }
 
-/// For links that move host memory only: refuses any other.
+/// What a link can do between these memories.
+///
+/// # Errors
+/// Why it doesn't move bytes between them.
+fn able(link: &dyn Link, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Capability, String> {
+    link.reaches(local, remote)?;
+    let able = link.capability_between(local, remote);
+    if able.gpu == GpuMemory::Refused {
+        host_only(local, remote)?;
+    }
+    Ok(able)
+}
+
+/// Refuses all memory but the host's.
 ///
 /// # Errors
 /// The reason, which names the memory.
-pub(crate) fn host_only(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+fn host_only(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
     for memory in local {
         memory.host().map_err(|error| error.message().to_owned())?;
     }
@@ -126,15 +141,13 @@ pub(crate) fn pick(
     let offer = |way: &Way| Offer {
         transport: way.kind,
         usable: match &way.link {
-            Ok(link) => link
-                .reaches(local, remote)
-                .and_then(|()| match link.capability_between(local, remote) {
-                    // What it rides on instead is the reason.
-                    able if need.wish.require == Some(Require::Rdma) && !able.rdma => {
-                        Err(format!("not RDMA: {}", link.detail()))
-                    }
-                    able => Ok(able),
-                }),
+            Ok(link) => able(&**link, local, remote).and_then(|able| {
+                // What it rides on instead is the reason.
+                if need.wish.require == Some(Require::Rdma) && !able.rdma {
+                    return Err(format!("not RDMA: {}", link.detail()));
+                }
+                Ok(able)
+            }),
             Err(reason) => Err(reason.clone()),
         },
     };

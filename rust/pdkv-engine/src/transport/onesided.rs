@@ -15,7 +15,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Memory, Process};
 
 use super::work::Program;
-use super::{Direction, Link, Work, host_only};
+use super::{Direction, Link, Work};
 use crate::config::TransportKind;
 use crate::door::LocalDoor;
 use crate::mapping::{Mapped, map_again, map_open};
@@ -339,12 +339,11 @@ impl Link for OneSided {
         self.path.detail.clone()
     }
 
-    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
-        host_only(local, remote)?;
+    fn reaches(&self, _local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
         if let (TransportKind::Shm, Some(door)) = (self.kind, &self.door) {
             map_again(door, &self.movers, remote);
         }
-        for region in remote {
+        for region in remote.iter().filter(|region| !region.is_device()) {
             match self.kind {
                 TransportKind::Inproc | TransportKind::Shm => {
                     region.mapping.expected()?;

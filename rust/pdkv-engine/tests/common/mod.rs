@@ -18,7 +18,7 @@ use pdkv_core::layout::{KvLayout, LayerTensors, LayoutRequest, TensorFacts};
 use pdkv_core::shard::Shard;
 use pdkv_device::cuda::{BulkSize, DeviceBuffer, DeviceRegion, Gpu, HostPaths};
 use pdkv_device::{HostRegion, HugePages, Memory as Registered};
-use pdkv_engine::{Engine, EngineConfig, KvCache, LocalSpan, Peer, RemoteSpan, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, GpuMemory, KvCache, LinkInfo, LocalSpan, Peer, RemoteSpan, TransportKind};
 
 pub(crate) const LAYERS: u64 = 3;
 pub(crate) const BLOCKS: u32 = 64;
@@ -127,16 +127,31 @@ impl Way {
         }
     }
 
+    /// Whether some of the memory is a GPU's.
+    pub(crate) fn is_of_gpus(&self) -> bool {
+        let host = |memory: &Memory| matches!(memory, Memory::Shared | Memory::Private);
+        !self.memory.iter().all(host)
+    }
+
     /// Whether it is a lane of UCX between memory of which some is a GPU's: no adapter is here.
     pub(crate) fn is_emulated_for_gpus(&self) -> bool {
-        let host = |memory: &Memory| matches!(memory, Memory::Shared | Memory::Private);
-        self.lane.is_some() && !self.memory.iter().all(host)
+        self.lane.is_some() && self.is_of_gpus()
+    }
+
+    /// What its link is to say of memory of GPUs once bytes have moved.
+    pub(crate) fn says_of_gpus(&self) -> GpuMemory {
+        match (self.kind, self.lane) {
+            (TransportKind::Cuda, _) => GpuMemory::Direct,
+            (TransportKind::Tcp, _) => GpuMemory::Staged,
+            (_, Some(lane)) if lane.is_direct() && self.is_of_gpus() => GpuMemory::Staged,
+            (_, Some(lane)) if lane.is_direct() => GpuMemory::Untried,
+            _ => GpuMemory::Refused,
+        }
     }
 
     /// Whether no payload byte rests on the way.
     pub(crate) fn is_direct(&self) -> bool {
-        let host = |memory: &Memory| matches!(memory, Memory::Shared | Memory::Private);
-        let staged = self.kind == TransportKind::Tcp && !self.memory.iter().all(host);
+        let staged = self.kind == TransportKind::Tcp && self.is_of_gpus();
         !staged && self.lane.is_none_or(ucx::Lane::is_direct)
     }
 
@@ -350,6 +365,11 @@ impl Pair {
             target,
             peer,
         }
+    }
+
+    /// What is said of the only transport.
+    pub(crate) fn link(&self) -> LinkInfo {
+        self.peer.links().remove(0)
     }
 
     /// Checks that exactly the blocks in `moved` (ours, theirs) came over in these layers.

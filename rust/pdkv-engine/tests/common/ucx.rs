@@ -1,10 +1,12 @@
 //! UCX as tests find it, and lanes of either manner over transports of their choice.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use pdkv_engine::{LinkInfo, OneSidedPolicy, TransportKind, UcxConfig};
+use pdkv_core::Result;
+use pdkv_engine::{LinkInfo, OneSidedPolicy, Transfer, TransportKind, UcxConfig};
 
-use super::Way;
+use super::{WAIT, Way};
 
 /// How the engines of a test use UCX.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +82,20 @@ pub(crate) fn config(lane: Lane) -> UcxConfig {
         one_sided: lane.policy,
         settings: vec![("TLS".to_owned(), lane.tls.to_owned())],
         ..UcxConfig::default()
+    }
+}
+
+/// What comes of asking for a lane once it stands and was tried, for which a busy machine may need longer than connecting waits.
+pub(crate) fn settled(ask: impl Fn() -> Result<Transfer>) -> Result<Transfer> {
+    let started = Instant::now();
+    loop {
+        match ask() {
+            Err(error) if error.message().contains("being made") || error.message().contains("being tried") => {
+                assert!(started.elapsed() < WAIT.unwrap(), "{error}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
     }
 }
 

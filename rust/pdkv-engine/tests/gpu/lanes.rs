@@ -2,7 +2,7 @@
 //! hand that would reach a GPU, so what is carried is emulated, which only `one_sided` of `any` allows.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pdkv_core::{ErrorKind, Result};
 use pdkv_engine::{
@@ -12,7 +12,7 @@ use pdkv_ucx::find::{self, Search};
 use pdkv_ucx::{Context, Features, Settings};
 
 use crate::common::standin::{Hold, count, is_here_for_ucx};
-use crate::common::ucx::{self, Lane, copy_for_gpus};
+use crate::common::ucx::{self, Lane, copy_for_gpus, settled};
 use crate::common::{Memory, WAIT, memory};
 use crate::eventually;
 use crate::order::Writer;
@@ -59,20 +59,6 @@ impl Ends {
     fn connect(&self) -> Peer {
         let address = self.owner.address().unwrap();
         self.initiator.connect(address, Duration::from_secs(30)).unwrap()
-    }
-}
-
-/// What comes of asking for a lane once it stands and was tried, for which a busy machine may need longer than connecting waits.
-pub(crate) fn settled(ask: impl Fn() -> Result<Transfer>) -> Result<Transfer> {
-    let started = Instant::now();
-    loop {
-        match ask() {
-            Err(error) if error.message().contains("being made") || error.message().contains("being tried") => {
-                assert!(started.elapsed() < WAIT.unwrap(), "{error}");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            other => return other,
-        }
     }
 }
 

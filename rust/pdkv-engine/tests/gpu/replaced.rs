@@ -12,10 +12,10 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_engine::{Peer, RawOptions, Region, Transfer, TransportKind};
 
 use crate::common::standin::{Hold, count, is_here, is_here_for_ucx, replace};
-use crate::common::ucx::copy_for_gpus;
+use crate::common::ucx::{copy_for_gpus, settled};
 use crate::common::{Memory, WAIT, await_measurement, engine, memory, whole};
 use crate::eventually;
-use crate::lanes::{Ends, LEN, PUTS, settled};
+use crate::lanes::{Ends, LEN, PUTS};
 
 /// Between an initiator and an owner who is on another host, as far as the initiator hears.
 struct Abroad {

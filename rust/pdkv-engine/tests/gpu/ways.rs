@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pdkv_core::ErrorKind;
-use pdkv_engine::{Engine, EngineConfig, LocalSpan, RawOptions, RemoteSpan, TransportKind};
+use pdkv_engine::{Engine, EngineConfig, GpuMemory, LocalSpan, RawOptions, RemoteSpan, TransportKind};
 
 use crate::common::standin::{count, is_here};
 use crate::common::{Memory, WAIT, engine, memory};
@@ -26,6 +26,7 @@ fn memory_of_a_gpu_goes_by_the_gpu_and_memory_of_the_host_does_not() {
             .unwrap()
     };
     assert!(!link().usable, "{:?}", link());
+    assert_eq!(link().gpu, GpuMemory::Refused, "as long as there is none");
     assert_eq!(link().detail, "neither side is device memory");
     let kinds = [Memory::Private, Memory::Device];
     for (ours, theirs) in kinds.iter().flat_map(|ours| kinds.map(|theirs| (*ours, theirs))) {
@@ -81,7 +82,7 @@ fn memory_of_a_gpu_goes_by_the_gpu_and_memory_of_the_host_does_not() {
         here.memory().read_at(0, &mut got).unwrap();
         assert!(got.iter().all(|&byte| byte == 7), "{ours:?} from {theirs:?}");
     }
-    assert!(link().usable, "{:?}", link());
+    assert!(link().usable && link().gpu == GpuMemory::Direct, "{:?}", link());
 }
 
 #[test]
@@ -104,6 +105,8 @@ fn memory_of_a_gpu_goes_by_tcp_through_a_stage_and_never_unasked() {
         engine.connect(address, Duration::from_secs(30)).unwrap()
     };
     let (peer, refusing) = (connect(&reader), connect(&strict));
+    let said = [&peer, &refusing].map(|peer| peer.links()[0].gpu);
+    assert_eq!(said, [GpuMemory::Staged, GpuMemory::Refused]);
     let len = 300_000;
     let kinds = [Memory::Private, Memory::Device];
     for (ours, theirs) in kinds.iter().flat_map(|ours| kinds.map(|theirs| (*ours, theirs))) {

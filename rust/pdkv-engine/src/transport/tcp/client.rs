@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
+use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::id::PeerKey;
 use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::{Memory, Stop};
@@ -299,7 +300,14 @@ fn await_that(come: impl Fn() -> bool) {
 
 impl Link for TcpLink {
     fn capability(&self) -> Capability {
-        Capability::sockets()
+        let able = Capability::sockets();
+        match self.stagings.usable() {
+            Ok(()) => able,
+            Err(_) => Capability {
+                gpu: GpuMemory::Refused,
+                ..able
+            },
+        }
     }
 
     fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {

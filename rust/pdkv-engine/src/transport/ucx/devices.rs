@@ -8,8 +8,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use pdkv_core::capability::Capability;
+use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::id::RegionId;
-use pdkv_core::lane::Carrier;
+use pdkv_core::lane::{Carrier, Manner};
 use pdkv_core::{ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Gpu;
@@ -171,6 +173,19 @@ impl Devices {
         })
     }
 
+    /// How it goes at best, between any sides that were tried.
+    pub(super) fn gpu(&self) -> GpuMemory {
+        let found = self.with(|known| {
+            let said = known.values().map(|known| match known {
+                Known::Trying => GpuMemory::Untried,
+                Known::Goes((carrier, _)) => Capability::lane(Manner::OneSided, *carrier).of_gpus().gpu,
+                Known::Stays(..) => GpuMemory::Refused,
+            });
+            said.min()
+        });
+        found.unwrap_or(GpuMemory::Untried)
+    }
+
     /// Whether a copy that is carried like this is no worse than the one that was tried: what was promised of it goes for this one.
     pub(super) fn confirms(&self, sides: Sides, carrier: Carrier) -> bool {
         let found = vec![(carrier, String::new())];
@@ -231,6 +246,7 @@ mod tests {
         assert_eq!(devices.look(SIDES), Look::Try);
         assert!(matches!(devices.look(SIDES), Look::Stays(reason) if reason.contains("being tried")));
         assert_eq!((devices.way(SIDES), devices.summary()), (None, String::new()));
+        assert_eq!(devices.gpu(), GpuMemory::Untried, "while it is being tried");
         let way = (Carrier::Rdma, "rc_mlx5/mlx5_0:1".to_owned());
         devices.settle(SIDES, Ok(way.clone()));
         assert_eq!(devices.look(SIDES), Look::Goes(way.clone()));
@@ -249,6 +265,9 @@ mod tests {
         assert!(!devices.confirms(other, Carrier::Rdma), "nothing was tried");
         devices.settle(other, Ok((Carrier::Emulated, "tcp/lo".to_owned())));
         assert!(devices.confirms(other, Carrier::Rdma) && devices.confirms(other, Carrier::Emulated));
+        assert_eq!(devices.gpu(), GpuMemory::Direct, "at best");
+        devices.settle(SIDES, Err(Error::new(ErrorKind::Unsupported, "lane", "no more")));
+        assert_eq!(devices.gpu(), GpuMemory::Staged);
     }
 
     #[test]
@@ -264,6 +283,7 @@ mod tests {
         devices.with(aged);
         assert_eq!(devices.look(SIDES), Look::Stays("no such thing".to_owned()));
         assert_eq!(devices.summary(), "no memory of GPUs: no such thing");
+        assert_eq!(devices.gpu(), GpuMemory::Refused);
         fail(ErrorKind::PeerUnreachable);
         assert_eq!(devices.look(SIDES), Look::Stays("no such thing".to_owned()));
         devices.with(aged);

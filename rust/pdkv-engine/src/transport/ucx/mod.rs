@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use pdkv_core::capability::Capability;
+use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::id::PeerKey;
 use pdkv_core::lane::{Carrier, Manner, OneSidedPolicy};
 use pdkv_core::session::{Established, features};
@@ -305,10 +306,15 @@ impl UcxLink {
 impl Link for UcxLink {
     fn capability(&self) -> Capability {
         let least = Capability::lane(Manner::ActiveMessages, Carrier::Emulated);
-        self.state()
-            .agreed
-            .as_ref()
-            .map_or(least, |(capability, _)| *capability)
+        let agreed = self.state().agreed.as_ref().map(|(capability, _)| *capability);
+        let gpu = match self.may_carry() {
+            Ok(()) => self.devices.gpu(),
+            Err(_) => GpuMemory::Refused,
+        };
+        Capability {
+            gpu,
+            ..agreed.unwrap_or(least)
+        }
     }
 
     fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
