@@ -1,5 +1,6 @@
 //! One suite, every transport: what each must do, whoever moves the bytes. What `cuda` does here it does over a stand-in for
-//! the driver; no GPU has run it. `ucx` with memory of GPUs goes by UCX's own module for CUDA over the same stand-in.
+//! the driver; no GPU has run it. `ucx` with memory of GPUs goes by UCX's own module for CUDA over the same stand-in, and for want of an adapter
+//! UCX emulates put and get. Here both ends are in one process; `gpu/processes.rs` and `gpu/far_lanes.rs` have memory of GPUs in two.
 
 mod common;
 
@@ -163,7 +164,8 @@ on_every_transport! {
 
     fn raw_spans_by_the_thousand(way) {
         let pair = Pair::new(way);
-        // What UCX emulates for a GPU takes a copy of the driver's for each span, and on the stand-in a change of pages.
+        // What UCX emulates for a GPU takes a copy of the driver's for each span, and on the stand-in a change of pages. So thousands by a
+        // lane, with memory of a GPU, are left to machines with adapters.
         let (count, piece) = (if way.is_emulated_for_gpus() { 200_u64 } else { 5000 }, 512);
         let here = pair.consumer.register(memory(way.memory[1], count * piece), None, true).unwrap();
         let there = pair.producer.register(memory(way.memory[0], count * piece), None, true).unwrap();

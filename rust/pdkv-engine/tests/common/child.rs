@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child as Process, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 /// What is said and answered begins with this, for the test harness says things too.
 const MARK: &str = "@ ";
@@ -53,6 +54,24 @@ impl Child {
                 return said.to_owned();
             }
         }
+    }
+
+    /// Stops all that it does, which its threads do one after the other.
+    pub(crate) fn stop(&self) {
+        let mut kill = Command::new("kill");
+        let kill = kill.args(["-STOP", &self.process.id().to_string()]).status();
+        assert!(kill.expect("a way to stop it").success());
+        while !self.threads().iter().all(|status| status.contains("T (stopped)")) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What the system says of each of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("it runs");
+        tasks
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
+            .collect()
     }
 
     pub(crate) fn kill(&mut self) {

@@ -101,7 +101,7 @@ fn by_ucx() -> RawOptions {
     }
 }
 
-fn pattern(seed: u64) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64) -> Vec<u8> {
     (0..LEN).map(|at| (at * 31 + at / 251 + seed) as u8).collect()
 }
 

@@ -6,6 +6,7 @@ mod common;
 mod asking;
 mod doors;
 mod failures;
+mod far_lanes;
 mod flag;
 mod forged;
 mod held_up;

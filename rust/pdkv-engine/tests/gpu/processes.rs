@@ -9,10 +9,11 @@ use pdkv_engine::{KvCache, PullOptions, Region, TransferState, TransportKind};
 
 use crate::common::child::{Child, is_child, obey};
 use crate::common::standin::{Hold, count, fail, is_here, is_here_with, replace};
-use crate::common::{self, LAYERS, LEASE, Memory, WAIT, cache, engine, table};
+use crate::common::{self, LAYERS, LEASE, Memory, WAIT, Way, cache, engine, table};
+use crate::lanes::{PUTS, pattern};
 use crate::{eventually, looks};
 
-const CHILD: &str = "processes::child";
+pub(crate) const CHILD: &str = "processes::child";
 
 /// A process with one engine and one cache, which does what its parent says; nothing where there is no parent.
 #[test]
@@ -28,8 +29,12 @@ fn child() {
         _ => Memory::Device,
     };
     let ways = [TransportKind::Cuda, TransportKind::Tcp];
-    let stages = std::env::var("PDKV_TEST_STAGES").is_ok();
-    let engine = engine("child", if stages { &ways } else { &ways[..1] });
+    let has = |setting| std::env::var_os(setting).is_some();
+    let engine = if has("PDKV_TEST_LANE") {
+        Way::from(PUTS).engine("child")
+    } else {
+        engine("child", if has("PDKV_TEST_STAGES") { &ways } else { &ways[..1] })
+    };
     let ours = cache(&engine, kind);
     common::fill(&ours, ours.memory(), 1);
     let mut transfers = Vec::new();
@@ -74,6 +79,16 @@ fn child() {
             let made = region.insert(engine.register(memory, None, true).unwrap());
             made.id().0.to_string()
         }
+        ["stamp", seed] => {
+            let bytes = pattern(seed.parse().unwrap());
+            region.as_ref().unwrap().memory().write_at(0, &bytes).unwrap();
+            "stamped".to_owned()
+        }
+        ["stamped", seed, len] => {
+            let mut got = vec![0; len.parse().unwrap()];
+            region.as_ref().unwrap().memory().read_at(0, &mut got).unwrap();
+            pattern(seed.parse().unwrap()).starts_with(&got).to_string()
+        }
         ["replace"] => {
             replace(region.as_ref().unwrap().memory().address());
             "replaced".to_owned()
@@ -85,6 +100,10 @@ fn child() {
         }
         ["hold"] => {
             held = Some(Hold::kernels());
+            "held".to_owned()
+        }
+        ["hold", "everything"] => {
+            held = Some(Hold::everything());
             "held".to_owned()
         }
         ["name"] => {
@@ -110,7 +129,7 @@ fn numbers(words: &[&str]) -> Vec<u32> {
     words.iter().map(|word| word.parse().unwrap()).collect()
 }
 
-fn reference(text: &str) -> Reference {
+pub(crate) fn reference(text: &str) -> Reference {
     Reference::from_json(text).unwrap()
 }
 
