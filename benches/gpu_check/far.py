@@ -23,11 +23,16 @@ from gpu_check.pattern import random_bytes
 from gpu_check.store import Store
 
 _MARK = "gpu-check "
+# Over what `ucx` may put and get, at both ends. Tests say `any`: then UCX emulates the adapter that isn't here.
+UCX_POLICY = "GPU_CHECK_UCX_POLICY"
 
 
 def start_engine(name: str, transport: str) -> pdkv.Engine:
     """Starts the engine of an end; to be tried within one host `ucx` must be named."""
-    return pdkv.Engine(name, transports=["ucx", "tcp"]) if transport == "ucx" else pdkv.Engine(name)
+    if transport != "ucx":
+        return pdkv.Engine(name)
+    policy = os.environ.get(UCX_POLICY, "rdma")
+    return pdkv.Engine(name, transports=["ucx", "tcp"], ucx=pdkv.UcxConfig(one_sided=policy))
 
 
 class Other(Protocol):

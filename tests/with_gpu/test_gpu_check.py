@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 from gpu_check import host, jobs, kernels, plans, posting, protocols, speed, streams, transfers
-from gpu_check.far import Far
+from gpu_check.far import UCX_POLICY, Far
 from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError, StepSkippedError
 
 from pdkv import Engine, PdkvError
@@ -198,31 +198,16 @@ def test_without_an_adapter_ucx_is_left_out_and_named():
     assert raised.value.absent == ["a GPU that `ucx` reaches"]
 
 
-# No adapter is here: UCX emulates what one does, by copies of the kernel, which this stand-in's memory allows.
-BY_UCX = """
-import sys
-from contextlib import nullcontext
-from gpu_check import far, transfers
-from pdkv import Engine, UcxConfig
-
-def start(name, transport):
-    return Engine(name, transports=[transport, "tcp"], ucx=UcxConfig(library=sys.argv[1], one_sided="any"))
-
-far.start_engine = transfers.start_engine = start
-transfers.far_process = lambda: nullcontext(far.Far())
-print(*transfers.ucx(30).facts, sep=chr(10))
-"""
-
-
-def test_ucx_is_checked_where_it_carries_a_gpus_memory():
+def test_ucx_is_checked_between_two_processes_where_it_carries_a_gpus_memory(tmp_path):
     library = Path(pytest.importorskip("libucx").__file__).with_name("lib")
-    # UCX's module for CUDA asks the linker for the driver.
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(os.environ["PDKV_CUDA_LIBRARY"]).with_name("lib"))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benches"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", BY_UCX, library]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    # No adapter is here: UCX emulates what one does. Its module for CUDA asks the linker for the driver.
+    driver = Path(os.environ["PDKV_CUDA_LIBRARY"]).with_name("lib")
+    told = {"PDKV_UCX_LIBRARY": str(library), "LD_LIBRARY_PATH": str(driver), UCX_POLICY: "any"}
+    done = command(tmp_path, "ucx", **told)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(line.endswith(" over ucx") for line in done.stdout.splitlines()) == 12
+    step = json.loads((tmp_path / "gpu-check.json").read_text())["steps"]["ucx"]
+    assert step["state"] == PASSED, step
+    assert sum(name.endswith(" over ucx") for name in step["facts"]) == 12
 
 
 def test_slow_streams():
