@@ -12,10 +12,10 @@ use pdkv_engine::{Engine, KvCache, Peer, PullOptions, RawOptions, Region, Transf
 
 use crate::common::child::Child;
 use crate::common::standin::is_here_for_ucx;
-use crate::common::ucx::copy_for_gpus;
+use crate::common::ucx::{copy_for_gpus, settled};
 use crate::common::{self, BLOCKS, LAYERS, Memory, WAIT, Way, cache, memory, table, whole};
 use crate::eventually;
-use crate::lanes::{LEN, PUTS, pattern, settled};
+use crate::lanes::{LEN, PUTS, pattern};
 use crate::processes::{CHILD, reference};
 
 /// What is pulled from and pushed into at the owner, and what of ours: no two pieces are neighbours.
