@@ -55,7 +55,7 @@ def judge(steps: Mapping[str, Mapping[str, Any]], *, dry: bool, whole: bool) -> 
     return [
         Floor(paged.format(16), 0.85, of(16 << 10, "fraction"), **counts),
         Floor(paged.format(4), 0.6, of(4 << 10, "fraction"), **counts),
-        Floor("16 KiB blocks against a loop of cudaMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), **counts),
+        Floor("16 KiB blocks against a loop of cuMemcpyAsync, times", 20.0, of(16 << 10, "times_loop"), **counts),
         Floor("planning and posting for 128 layers, times that for one", 1.5, growth, most=True, **counts),
     ]
 

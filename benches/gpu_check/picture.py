@@ -20,7 +20,7 @@ LINES: tuple[tuple[str, str, Colour], ...] = (
     ("torch_gb_s", "torch index", (214, 39, 40)),
     ("nixl_gb_s", "NIXL", (148, 103, 189)),
     ("once_gb_s", "pdkv, timed as NIXL", (90, 20, 120)),
-    ("loop_gb_s", "cudaMemcpyAsync loop", (255, 127, 14)),
+    ("loop_gb_s", "cuMemcpyAsync loop", (255, 127, 14)),
 )
 _WIDTH, _HEIGHT = 900, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 250, 50, 60

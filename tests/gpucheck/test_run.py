@@ -310,7 +310,8 @@ def test_what_was_measured_otherwise_is_said_below_the_table():
     steps = steps_with(0.9, 0.7, 25.0, 1.1)
     steps["speed"]["facts"] = {"total_bytes": 512 << 20, "rounds": 8}
     shown = report.tables(steps)
-    for part in ("512 MiB, 8 rounds", "each byte is read and written twice", "64 MiB, one round, by the host's clock"):
+    parts = "512 MiB, 8 rounds", "each byte is read and written twice", "64 MiB, one round, by the host's clock"
+    for part in (*parts, "the loop is of `cuMemcpyAsync`, the driver's call below `cudaMemcpyAsync`"):
         assert part in shown, shown
     assert report.notes({}) == []
 
