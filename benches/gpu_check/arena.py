@@ -1,7 +1,8 @@
 """Memory of a GPU as the steps see it: filled, read back, shaped and compared, by torch or by numpy.
 
 `flat` is what a step computes with: a torch tensor on the GPU or a numpy array, of bytes, with the same operators.
-What is expected of pdkv on a GPU is computed by torch, which knows nothing of pdkv.
+What is expected of pdkv on a GPU is computed by torch, which knows nothing of pdkv; the checksums of kernels are not,
+which numpy adds up (pattern.py).
 """
 
 from __future__ import annotations

@@ -92,15 +92,11 @@ def moved(
     dst_ids: Sequence[int],
 ) -> Any:
     """Gives what the destination's bytes must be: a copy of `dst_flat` with the blocks of the source in it."""
-    expected = dst_flat.clone() if hasattr(dst_flat, "clone") else dst_flat.copy()
+    expected = copied(dst_flat)
     dst.view(arena, expected)[:, arena.index(dst_ids)] = src.view(arena, src_flat)[:, arena.index(src_ids)]
     return expected
 
 
-def moved_arrays(
-    src: Geometry, content: Any, src_ids: Sequence[int], dst: Geometry, before: Any, dst_ids: Sequence[int]
-) -> Any:
-    """Gives the same of numpy arrays."""
-    expected = before.copy()
-    dst.array_view(expected)[:, list(dst_ids)] = src.array_view(content)[:, list(src_ids)]
-    return expected
+def copied(flat: Any) -> Any:
+    """Copies flat bytes, of torch or of numpy."""
+    return flat.clone() if hasattr(flat, "clone") else flat.copy()

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import pdkv
 from gpu_check.arena import open_arena
 from gpu_check.caches import Geometry
-from gpu_check.pattern import random_bytes
 from gpu_check.store import Store
 
 _MARK = "gpu-check "
@@ -80,7 +79,7 @@ class Far:
         self._close()
         shape = Geometry(**geometry)
         self._store = Store(self._arena, kind, shape.nbytes, device)
-        self._store.put(random_bytes(shape.nbytes, seed))
+        self._store.put(self._arena.random(shape.nbytes, seed))
         self._engine = start_engine("far", transport)
         region = self._engine.register(self._store.owner)
         self._cache = self._engine.register_kv_cache(
@@ -90,7 +89,7 @@ class Far:
 
     def _fill(self, *, seed: int) -> dict[str, Any]:
         assert self._store is not None
-        self._store.put(random_bytes(len(self._store.get()), seed))
+        self._store.put(self._arena.random(self._store.nbytes, seed))
         return {}
 
     def _publish(self, do: str, *, blocks: list[int]) -> dict[str, Any]:

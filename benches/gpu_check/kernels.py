@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_check.arena import Arena, Buffer, open_arena
+from gpu_check.caches import copied
 from gpu_check.jobs import GENERATORS, RACES, Job
 from gpu_check.outcome import Outcome, StepFailedError
 from gpu_check.pattern import random_bytes
@@ -80,7 +81,7 @@ def _prepare(loop: CudaLoop, arena: Arena, job: Job, seed: int, *, sums: bool, b
     content = arena.random(job.src_bytes, seed)
     arena.write(src, content)
     arena.write(dst, before)
-    expected = before.clone() if hasattr(before, "clone") else before.copy()
+    expected = copied(before)
     expected[arena.index(job.places(1))] = content[arena.index(job.places(0))]
     copy = loop.job(
         chunk_bytes=job.chunk_bytes,

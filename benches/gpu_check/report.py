@@ -78,8 +78,8 @@ def notes(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = [
         f"kernel, bulk, one plane and the device's own copy: {_mib(speed)}, {speed.get('rounds')} rounds back to back, "
         "by the GPU's clock",
-        "loop, batch, torch: the same bytes and clock, one round; the loop is of `cuMemcpyAsync`, the driver's call below "
-        "`cudaMemcpyAsync`, asked from Rust",
+        "loop, batch, torch: the same bytes and clock, one round; the loop is of `cuMemcpyAsync`, the driver's "
+        "call below `cudaMemcpyAsync`, asked from Rust",
         "of the copy, × loop, × batch, × torch: the kernel that a transfer takes, which is said by `taken`",
         "torch: an index assignment, which gathers into a temporary tensor and scatters from there, so each byte is "
         "read and written twice",

@@ -21,11 +21,12 @@ class Store:
     Attributes:
         kind: What memory it is.
         owner: What pdkv registers to have all of it.
+        nbytes: How many bytes it has.
     """
 
     def __init__(self, arena: Arena, kind: str, nbytes: int, device: int = 0) -> None:
         """Allocates."""
-        self.kind, self._arena = kind, arena
+        self.kind, self.nbytes, self._arena = kind, nbytes, arena
         self._buffer: Buffer | None = None
         self._array: Bytes = np.empty(0, np.uint8)
         if kind == GPU:
@@ -43,12 +44,12 @@ class Store:
         else:
             self.owner = self._array = np.zeros(nbytes, np.uint8)
 
-    def put(self, content: Bytes) -> None:
-        """Fills all of it."""
+    def put(self, content: Any) -> None:
+        """Fills all of it with flat bytes."""
         if self._buffer is not None:
-            self._arena.write(self._buffer, self._arena.flat(content))
+            self._arena.write(self._buffer, content)
         else:
-            self._array[:] = content
+            self._array[:] = self._arena.array(content)
 
     def get(self) -> Bytes:
         """Reads all of it back."""
@@ -56,6 +57,12 @@ class Store:
             array: Bytes = self._arena.array(self._arena.read(self._buffer))
             return array
         return self._array.copy()
+
+    def wrong(self, expected: Any) -> int:
+        """Counts the bytes that differ from flat ones."""
+        if self._buffer is not None:
+            return self._arena.wrong(self._buffer, expected)
+        return int((self._arena.flat(self._array) != expected).sum())
 
     def tensors(self, geometry: Geometry) -> dict[str, Any]:
         """Gives the per-layer views of a cache that fills it."""

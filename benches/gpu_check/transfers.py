@@ -13,8 +13,7 @@ from gpu_check import caches
 from gpu_check.arena import Arena, is_dry, open_arena
 from gpu_check.far import Far, Other, digest, far_process, start_engine
 from gpu_check.outcome import Outcome, StepFailedError, StepSkippedError
-from gpu_check.pattern import random_bytes
-from gpu_check.store import GPU, PINNED, POOL, PRIVATE, Bytes, Store
+from gpu_check.store import GPU, PINNED, POOL, PRIVATE, Store
 from gpu_check.transfers_env import EXPANDABLE
 
 _SEED = 31_000
@@ -51,7 +50,7 @@ class Transfers:
             device=case.device,
             transport=case.transport,
         )
-        self._store = Store(arena, case.near, self._here.nbytes)
+        self._arena, self._store = arena, Store(arena, case.near, self._here.nbytes)
         self.engine = start_engine("near", case.transport)
         self._region = self.engine.register(self._store.owner)
         self._cache = self.engine.register_kv_cache(
@@ -63,19 +62,24 @@ class Transfers:
     def check(self, operation: str) -> str:
         """Moves something and compares all bytes of the side that was written; gives what it rode on.
 
+        What they must be is computed by the arena: by torch, or in a dry run by numpy. It also compares, at this end;
+        the other end's bytes are compared by their digest.
+
         Raises:
             StepFailedError: A byte is wrong, or it went another way.
         """
-        mine, theirs = random_bytes(self._here.nbytes, self._seed), random_bytes(self._there.nbytes, self._seed + 1)
+        mine, theirs = (
+            self._arena.random(geometry.nbytes, self._seed + salt)
+            for salt, geometry in enumerate((self._here, self._there))
+        )
         self._store.put(mine)
         self._other.ask("fill", seed=self._seed + 1)
         post = self._blocks if operation in ("pull", "push") else self._spans
         transfer, expected = post(operation, mine, theirs)
         transfer.wait()
         inward = operation in ("pull", "read")
-        found = digest(self._store.get()) if inward else self._other.ask("digest")["digest"]
-        if found != digest(expected):
-            wrong = int((self._store.get() != expected).sum()) if inward else "some"
+        wrong = self._store.wrong(expected) if inward else self._wrong_there(expected)
+        if wrong:
             raise StepFailedError(f"{operation}, {self._case}: {wrong} bytes are wrong (seed {self._seed})")
         path, staged = transfer.path, transfer.stats.staged_bytes
         if path != self._case.transport:
@@ -84,28 +88,31 @@ class Transfers:
             raise StepFailedError(f"{operation}, {self._case}: {staged} bytes were staged")
         return str(path.detail)
 
-    def _blocks(self, operation: str, mine: Bytes, theirs: Bytes) -> tuple[Any, Bytes]:
+    def _wrong_there(self, expected: Any) -> str:
+        return "" if self._other.ask("digest")["digest"] == digest(self._arena.array(expected)) else "some"
+
+    def _blocks(self, operation: str, mine: Any, theirs: Any) -> tuple[Any, Any]:
         here, there = caches.tables(self._draw, self._here, self._there)
         options: dict[str, Any] = {"require": self._case.transport, "timeout_s": _TIMEOUT_S, "peer": self._peer}
         verb = "export" if operation == "pull" else "offer"
         reference = self._other.ask(verb, blocks=there)["reference"]
         if operation == "pull":
             transfer = self._cache.pull(reference, here, **options)
-            return transfer, caches.moved_arrays(self._there, theirs, there, self._here, mine, here)
+            return transfer, caches.moved(self._arena, self._there, theirs, there, self._here, mine, here)
         transfer = self._cache.push(reference, here, **options)
-        return transfer, caches.moved_arrays(self._here, mine, here, self._there, theirs, there)
+        return transfer, caches.moved(self._arena, self._here, mine, here, self._there, theirs, there)
 
-    def _spans(self, operation: str, mine: Bytes, theirs: Bytes) -> tuple[Any, Bytes]:
+    def _spans(self, operation: str, mine: Any, theirs: Any) -> tuple[Any, Any]:
         pairs = _span_pairs(self._draw, len(mine), len(theirs))
         here = [self._region.span(at, size) for at, _, size in pairs]
         there = [self._remote.span(at, size) for _, at, size in pairs]
         options: dict[str, Any] = {"require": self._case.transport, "timeout_s": _TIMEOUT_S}
         if operation == "read":
-            expected = mine.copy()
+            expected = caches.copied(mine)
             for at, from_, size in pairs:
                 expected[at : at + size] = theirs[from_ : from_ + size]
             return self._peer.read(here, there, **options), expected
-        expected = theirs.copy()
+        expected = caches.copied(theirs)
         for from_, at, size in pairs:
             expected[at : at + size] = mine[from_ : from_ + size]
         return self._peer.write(there, here, **options), expected
@@ -140,7 +147,7 @@ def _run(arena: Arena, other: Other, cases: Sequence[Case], rounds: int, *, larg
                 transfers.close()
     count = len(facts) * rounds
     return Outcome(
-        text=f"{count} transfers of {len(cases)} kinds, no byte is wrong",
+        text=f"{count} transfers of {len(cases)} kinds, no byte is wrong (by {arena.name})",
         facts=facts,
         absent=[] if arena.devices() > 1 else ["a second GPU"],
     )

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from gpu_check import caches, jobs
+from gpu_check.dry_arena import DryArena
 from gpu_check.pattern import page_sum, random_bytes, weights
 
 
@@ -86,7 +87,7 @@ def test_moved_blocks_by_plain_loops(seed):
     src, dst = caches.pair(draw)
     here, there = caches.tables(draw, src, dst)
     content, before = random_bytes(src.nbytes, 1), random_bytes(dst.nbytes, 2)
-    expected = caches.moved_arrays(src, content, here, dst, before, there)
+    expected = caches.moved(DryArena(), src, content, here, dst, before, there)
     views = {"src": src.array_view(content), "dst": dst.array_view(expected), "old": dst.array_view(before)}
     assert views["src"].shape == (src.layers, src.blocks, src.heads, src.tokens, src.content)
     for layer in range(src.layers):

@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 from gpu_check import host, jobs, kernels, plans, posting, protocols, speed, streams, transfers
+from gpu_check.dry_arena import DryArena
 from gpu_check.far import UCX_POLICY, Far
 from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError, StepSkippedError
 
@@ -175,7 +176,7 @@ def test_transfers_in_one_process(arena, seed):
 
 
 def test_a_wrong_byte_of_a_transfer_is_noticed(arena, monkeypatch):
-    monkeypatch.setattr(transfers.caches, "moved_arrays", lambda *given: given[4] ^ 1)
+    monkeypatch.setattr(transfers.caches, "moved", lambda arena, *given: given[4] ^ 1)
     moved = transfers.Transfers(arena, Far(), transfers.Case("gpu", "gpu", "cuda"), 1)
     try:
         with pytest.raises(StepFailedError, match="bytes are wrong"):
@@ -186,9 +187,39 @@ def test_a_wrong_byte_of_a_transfer_is_noticed(arena, monkeypatch):
         moved.close()
 
 
+class AskedArena(DryArena):
+    """One that remembers what it was asked to compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def index(self, numbers):
+        self.asked.append("index")
+        return super().index(numbers)
+
+    def wrong(self, buffer, flat):
+        self.asked.append("wrong")
+        return super().wrong(buffer, flat)
+
+
+def test_what_a_transfer_must_leave_is_computed_by_the_arena_and_compared_where_that_is_here():
+    arena = AskedArena()
+    moved = transfers.Transfers(arena, Far(), transfers.Case("gpu", "gpu", "cuda"), 1)
+    try:
+        moved.check("pull")
+        assert arena.asked == ["index", "index", "wrong"]
+        arena.asked.clear()
+        moved.check("push")
+        assert arena.asked == ["index", "index"], "the other end names its bytes"
+    finally:
+        moved.close()
+
+
 def test_two_processes():
     outcome = transfers.two_processes(30)
     assert outcome.state == PASSED
+    assert "no byte is wrong (by numpy, on the stand-in)" in outcome.text
     assert any(name.startswith("pull, gpu and gpu over cuda") for name in outcome.facts)
 
 
@@ -262,7 +293,9 @@ def test_a_wrong_byte_in_the_table_is_noticed(monkeypatch):
 def test_host_and_posting(monkeypatch):
     monkeypatch.setattr(host, "DRY_TOTAL_BYTES", 128 << 10)
     monkeypatch.setattr(host, "BLOCK_BYTES", (4096, 65536))
-    assert len(host.run(30).rows) == 4
+    outcome = host.run(30)
+    assert len(outcome.rows) == 4
+    assert "no byte is wrong (by numpy, on the stand-in)" in outcome.text
     monkeypatch.setattr(posting, "LAYERS", (1, 4))
     assert posting.run(30).facts["growth"] > 0
 
