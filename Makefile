@@ -36,6 +36,9 @@ STANDIN := $(abspath $(or $(CARGO_TARGET_DIR),target))/standin
 # The stand-in for the CUDA driver: its library, and the image of the kernels that it loads.
 WITH_STANDIN = paths=$$(scripts/standin-cuda.sh $(STANDIN)) && set -- $$paths && \
 	PDKV_CUDA_LIBRARY="$$1" PDKV_CUDA_IMAGE="$$2"
+# A copy of UCX that emulates an adapter between memory of the stand-in, where there is one: the wheel's, whose module for CUDA asks the linker for the driver.
+WITH_EMULATION = $(addprefix GPU_CHECK_UCX_POLICY=any PDKV_UCX_LIBRARY=,$(abspath $(wildcard $(VENV)/lib/python3.*/site-packages/libucx/lib/libucp.so.0))) \
+	LD_LIBRARY_PATH=$(STANDIN)/lib
 
 # Whoever has no C++ compiler does without the stand-in, unless it is insisted on.
 NEEDS_CXX = command -v $${CXX:-c++} >/dev/null || [ "$$PDKV_CXX_REQUIRED" = 1 ] || \
@@ -87,7 +90,7 @@ build: $(DEPENDENCIES) ## Compile the extension (release) and install it into .v
 demo: build ## Build everything and run the main job: two processes, one KV cache, every byte verified
 	@$(BIN)/pdkv bench $(BENCH_ARGS)
 
-test: test-rust build test-gpu test-torch test-vllm test-python ## Build and run all tests, Rust and Python
+test: test-rust build test-gpu gpu-check-dry test-torch test-vllm test-python ## Build and run all tests, Rust and Python
 
 test-fast: build $(UCX_WHEELS) ## Run the tests that take minutes once compiled: few property cases, no slow marks
 	@$(WITH_UCX) PROPTEST_CASES=16 cargo test $(CARGO_FLAGS) --quiet $(RUST_TESTS) --lib
@@ -124,7 +127,7 @@ bench-vllm: build vllm ## Measure what handing over costs in vLLM, beside NIXL's
 	@$(VLLM_VENV)/bin/python benches/vllm_handover.py $(BENCH_ARGS)
 
 # Builds nothing: on a machine with a GPU there may be no Rust. pdkv and numpy are the installed ones, or wheels in dist/.
-gpu-check: ## Prove and measure pdkv on a machine with a GPU and torch (DRY=1: its logic alone, on a stand-in for the driver)
+gpu-check: ## Prove and measure pdkv on a machine with a GPU and torch (DRY=1: all its steps, on a stand-in for the driver)
 ifeq ($(DRY),1)
 	@$(MAKE) --no-print-directory gpu-check-dry
 else
@@ -194,8 +197,13 @@ demo-small: $(DEPENDENCIES)
 test-gpu: $(DEPENDENCIES)
 	@$(NEEDS_CXX); $(WITH_STANDIN) $(BIN)/pytest -q tests/with_gpu $(PYTEST_ARGS)
 
-gpu-check-dry: $(DEPENDENCIES)
-	@$(NEEDS_CXX); $(WITH_STANDIN) PYTHONPATH=benches $(BIN)/python -m gpu_check --dry --out $(STANDIN)/gpu-check $(GPU_CHECK_ARGS)
+# All steps that need no hardware: with numpy in torch's place, UCX emulating an adapter; and with torch, where its environment can be made.
+gpu-check-dry: $(DEPENDENCIES) $(UCX_WHEELS)
+	@$(NEEDS_CXX); program='$(TORCH_VENV)/bin/python -m with_torch.gpu_steps'; \
+	$(MAKE) --no-print-directory torch || \
+		{ echo 'no $(TORCH_VENV): the steps that need torch are not run'; program='$(BIN)/python -m gpu_check --dry'; }; \
+	rm -rf $(STANDIN)/gpu-check; \
+	$(WITH_STANDIN) $(WITH_EMULATION) PYTHONPATH=tests:benches $$program $(GPU_CHECK_ARGS) --out $(STANDIN)/gpu-check
 
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch

@@ -63,7 +63,7 @@ def run(_budget_s: float) -> Outcome:
         StepFailedError: The capture was spoiled, or a byte is wrong.
     """
     if is_dry():
-        raise StepSkippedError("torch's captures are what is tried, and a dry run has none")
+        raise StepSkippedError("torch's captures are what is tried, and numpy is in torch's place here")
     import torch
 
     arena = open_arena()

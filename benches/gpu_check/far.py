@@ -22,7 +22,7 @@ from gpu_check.caches import Geometry
 from gpu_check.store import Store
 
 _MARK = "gpu-check "
-# Over what `ucx` may put and get, at both ends. Tests say `any`: then UCX emulates the adapter that isn't here.
+# Over what `ucx` may put and get, at both ends. A dry run says `any`: then UCX emulates the adapter that isn't here.
 UCX_POLICY = "GPU_CHECK_UCX_POLICY"
 
 

@@ -64,7 +64,7 @@ def run(budget_s: float) -> Outcome:
         StepFailedError: A byte is wrong.
     """
     if is_dry():
-        raise StepSkippedError("NIXL needs a GPU")
+        raise StepSkippedError("NIXL takes torch's tensors on a GPU, and numpy is in torch's place here")
     try:
         from nixl import _api as module
     except ImportError as error:

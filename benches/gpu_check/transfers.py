@@ -202,7 +202,7 @@ def ucx(_budget_s: float) -> Outcome:
 def expandable(_budget_s: float) -> Outcome:
     """Two processes whose torch allocates by expandable segments, which CUDA IPC can't share and VMM handles can."""
     if is_dry():
-        raise StepSkippedError("torch's allocator is what is tried, and a dry run has none")
+        raise StepSkippedError("torch's allocator is what is tried, and numpy is in torch's place here")
     if os.environ.get("PYTORCH_CUDA_ALLOC_CONF") != EXPANDABLE["PYTORCH_CUDA_ALLOC_CONF"]:
         raise StepFailedError("the step was not started with expandable segments")
     arena = open_arena()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gpu_check import host, jobs, kernels, plans, posting, protocols, speed, streams, transfers
 from gpu_check.dry_arena import DryArena
-from gpu_check.far import UCX_POLICY, Far
+from gpu_check.far import Far
 from gpu_check.outcome import FAILED, PASSED, SKIPPED, StepFailedError, StepSkippedError
 
 from pdkv import Engine, PdkvError
@@ -227,18 +227,6 @@ def test_without_an_adapter_ucx_is_left_out_and_named():
     with pytest.raises(StepSkippedError, match="`ucx` is required and not usable") as raised:
         transfers.ucx(30)
     assert raised.value.absent == ["a GPU that `ucx` reaches"]
-
-
-def test_ucx_is_checked_between_two_processes_where_it_carries_a_gpus_memory(tmp_path):
-    library = Path(pytest.importorskip("libucx").__file__).with_name("lib")
-    # No adapter is here: UCX emulates what one does. Its module for CUDA asks the linker for the driver.
-    driver = Path(os.environ["PDKV_CUDA_LIBRARY"]).with_name("lib")
-    told = {"PDKV_UCX_LIBRARY": str(library), "LD_LIBRARY_PATH": str(driver), UCX_POLICY: "any"}
-    done = command(tmp_path, "ucx", **told)
-    assert done.returncode == 0, done.stdout + done.stderr
-    step = json.loads((tmp_path / "gpu-check.json").read_text())["steps"]["ucx"]
-    assert step["state"] == PASSED, step
-    assert sum(name.endswith(" over ucx") for name in step["facts"]) == 12
 
 
 def test_slow_streams():
