@@ -46,7 +46,7 @@ def run(_budget_s: float) -> Outcome:
         StepFailedError: Somebody sees other bytes.
     """
     if is_dry():
-        raise StepSkippedError("real libraries are what is tried, and a dry run has none")
+        raise StepSkippedError("real libraries are what is tried, and numpy is in torch's place here")
     import torch
 
     pool = pdkv.Engine.allocate(NBYTES, device="cuda:0")
@@ -66,10 +66,15 @@ def run(_budget_s: float) -> Outcome:
             raise StepFailedError(f"after writing by `{name}` the sums are {seen}")
     given = registered(views["torch.as_tensor"].clone(), torch.cuda.synchronize)
     return Outcome(
-        text=f"{', '.join(views)}; registered: {', '.join(given)}" + (f"; no cupy: {why}" if why else ""),
+        text=f"{', '.join(views)}; registered: {', '.join(given)}; {with_cupy(cupy, why)}",
         facts={"cupy": cupy is not None},
         absent=["cupy"] if cupy is None else [],
     )
+
+
+def with_cupy(cupy: Any, why: str) -> str:
+    """Says with which cupy it was tried, or why with none."""
+    return f"nothing of cupy was tried: {why}" if cupy is None else f"cupy {cupy.__version__}"
 
 
 def _cupy() -> tuple[Any, str]:

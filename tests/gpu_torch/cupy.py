@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+__version__ = "in name, over torch"
+
 
 class _Array:
     def __init__(self, tensor):

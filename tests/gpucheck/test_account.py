@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_check import account
+from types import SimpleNamespace
+
+from gpu_check import account, protocols
 from gpu_check.outcome import PASSED, SKIPPED
 
 
@@ -53,3 +55,8 @@ def test_a_step_that_passed_without_what_it_was_to_show_is_named():
         '`protocols` was to show `"cupy": true`: it says `passed`: torch',
         "`capture` was to show `torch`: it says `skipped`: no torch",
     ]
+
+
+def test_it_is_said_whether_cupy_was_there():
+    assert protocols.with_cupy(SimpleNamespace(__version__="14.0"), "") == "cupy 14.0"
+    assert protocols.with_cupy(None, "ModuleNotFoundError") == "nothing of cupy was tried: ModuleNotFoundError"
