@@ -48,6 +48,10 @@ pub(crate) fn is_here(test: &str) -> bool {
 
 /// As [`is_here`], for UCX's module for CUDA too, which finds the stand-in where the linker looks for a driver.
 pub(crate) fn is_here_for_ucx(test: &str, settings: &[(&str, &str)]) -> bool {
+    // Once there it is not made anew: a process that has it must not find another beside it.
+    if std::env::var_os(LIBRARY).is_some() {
+        return true;
+    }
     let beside = build().map(|[library, _]| library.with_file_name("lib"));
     let folder = beside.as_ref().map(|folder| folder.to_str().expect("text"));
     let mut all = settings.to_vec();
