@@ -259,8 +259,8 @@ impl KvCache {
                 },
             )
         }?;
-        let order = WireOrder::natural(&remote_cache.layout);
         let two_sided = !chosen.capability().one_sided;
+        let order = two_sided.then(|| WireOrder::natural(&remote_cache.layout));
         let spec = TransferSpec {
             reference: reference.clone(),
             expected_digest: options.digest.clone(),
@@ -271,7 +271,7 @@ impl KvCache {
             transport: path.transport.as_str().to_owned(),
             timeout: options.timeout,
             wants_table: !two_sided,
-            order: two_sided.then_some(order),
+            order,
         };
         let pending = PendingMove {
             direction,

@@ -237,7 +237,7 @@ impl Engine {
                 fingerprint,
                 layout: Arc::new(layout),
                 regions: regions.iter().map(|region| region.id).collect(),
-                memory: Arc::new(memory),
+                memory: Arc::new(memory.into()),
                 shard,
                 model: model.to_owned(),
                 movable,

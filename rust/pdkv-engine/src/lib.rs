@@ -24,6 +24,7 @@ mod inbox;
 mod issue;
 mod lend;
 mod link;
+mod lists;
 mod local;
 mod look;
 mod mapping;

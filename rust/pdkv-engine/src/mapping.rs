@@ -11,6 +11,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
 use crate::door::LocalDoor;
+use crate::lists::Regions;
 use crate::mover::Movers;
 use crate::remote::RemoteRegion;
 use crate::view::lasts;
@@ -100,7 +101,7 @@ impl Mapping {
 
     /// The same for one that failed a while ago.
     fn claim_again(&self, now: Instant) -> bool {
-        if self.is_final.load(Ordering::Acquire) {
+        if self.is_final() {
             return false;
         }
         let mut state = self.state();
@@ -140,6 +141,11 @@ impl Mapping {
             State::Failed(error, _) | State::Pending(Some(error)) => Err(error.message().to_owned()),
             State::Open | State::Pending(None) | State::Ready(_) => Ok(()),
         }
+    }
+
+    /// Whether there is one, or there never will be.
+    pub(crate) fn is_final(&self) -> bool {
+        self.is_final.load(Ordering::Acquire)
     }
 
     /// Whether there is none and never will be.
@@ -220,7 +226,10 @@ impl Drop for Claimed {
 }
 
 /// Has those of the regions tried again for which that failed a while ago. Waits for nobody.
-pub(crate) fn map_again(door: &LocalDoor, movers: &Movers, regions: &[Arc<RemoteRegion>]) {
+pub(crate) fn map_again(door: &LocalDoor, movers: &Movers, regions: &Regions) {
+    if regions.are_mapped() {
+        return;
+    }
     let now = Instant::now();
     let failed = regions.iter().filter(|region| region.mapping.claim_again(now));
     let claimed = Arc::new(Claimed(failed.cloned().collect()));

@@ -15,6 +15,7 @@ use pdkv_device::cuda::Event;
 
 use crate::config::TransportKind;
 use crate::link::PeerLink;
+use crate::lists::{Memories, Regions};
 use crate::post::{Order, Table, post};
 use crate::pull::INLINE_BYTES;
 use crate::raw::Raw;
@@ -114,7 +115,7 @@ impl Peer {
         let info = |way: &Way| {
             let usable = alive.clone().and(way.link.as_ref().map_err(Clone::clone));
             // A link may have lost what it rode on since it was found.
-            let usable = usable.and_then(|link| link.reaches(&[], &[]).map(|()| link));
+            let usable = usable.and_then(|link| link.reaches(&Memories::default(), &Regions::default()).map(|()| link));
             let (gpu, detail) = match &usable {
                 Ok(link) => (link.capability().gpu, link.detail()),
                 Err(reason) => (GpuMemory::Refused, reason.clone()),

@@ -15,6 +15,7 @@ use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
 use crate::link::PeerLink;
+use crate::lists::{Memories, Regions};
 use crate::pull::INLINE_BYTES;
 use crate::raw_fence::RawFence;
 use crate::remote::RemoteRegion;
@@ -55,8 +56,9 @@ pub(crate) fn post(
         bytes: here.spans.iter().map(|span| span.len).fold(0, u64::saturating_add),
         runs: here.spans.len() as u64,
     };
-    let (link, path) = pick(&peer.ways, &here.regions, &there.regions, need)?;
     let (near, far) = (here.sizes(Memory::len), there.sizes(|region| region.len()));
+    let (local, remote) = (Memories::from(here.regions), Regions::from(there.regions));
+    let (link, path) = pick(&peer.ways, &local, &remote, need)?;
     let plan = match order.direction {
         Direction::Read => Plan::spans(&there.spans, &far, &here.spans, &near),
         Direction::Write => Plan::spans(&here.spans, &near, &there.spans, &far),
@@ -72,15 +74,15 @@ pub(crate) fn post(
         state.raw.begin(&core, peer.key, deadline, notice);
         Ok::<_, Error>(())
     })?;
-    let fence = RawFence::guards(&here.regions, &there.regions).then(|| Arc::clone(&peer.fence));
+    let fence = RawFence::guards(&local, &remote).then(|| Arc::clone(&peer.fence));
     let work = Work::new(
         Arc::clone(&core),
         Arc::clone(shared),
         order.direction,
         Program::Joint(plan),
         order.after.cloned(),
-        Arc::new(here.regions),
-        Arc::new(there.regions),
+        Arc::new(local),
+        Arc::new(remote),
     );
     start(link, Arc::new(work.behind(fence)), small);
     core.edit_stats(|stats| stats.post_us = order.posted.elapsed().as_secs_f64() * 1e6);

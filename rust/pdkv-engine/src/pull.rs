@@ -9,9 +9,9 @@ use pdkv_core::layout::KvLayout;
 use pdkv_core::plan::{PageWalk, Selection, WireOrder};
 use pdkv_core::wire::Grant;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
+use crate::lists::Memories;
 use crate::mover::contained;
 use crate::remains::Remains;
 use crate::remote::{RegionList, RemoteCache};
@@ -31,12 +31,13 @@ pub(crate) struct PendingMove {
     pub(crate) after: Option<Arc<Event>>,
     pub(crate) link: Arc<dyn Link>,
     pub(crate) layout: Arc<KvLayout>,
-    pub(crate) memory: Arc<Vec<Memory>>,
+    pub(crate) memory: Arc<Memories>,
     pub(crate) blocks: BlockTable,
     pub(crate) remote_cache: Arc<RemoteCache>,
     pub(crate) remote: RegionList,
     pub(crate) selection: Selection,
-    pub(crate) order: WireOrder,
+    /// For a link on which each side walks its own table; with none, one side knows both.
+    pub(crate) order: Option<WireOrder>,
 }
 
 impl PendingMove {
@@ -56,7 +57,7 @@ impl PendingMove {
     pub(crate) fn bequeath(self, remains: &mut Remains) {
         remains.add_memories(self.memory);
         remains.add_all(self.after);
-        remains.add_each(self.remote);
+        remains.add_regions(self.remote);
     }
 
     fn launch(self, shared: &Arc<Shared>, core: &Arc<TransferCore>, grant: &Grant) {
@@ -86,11 +87,11 @@ impl PendingMove {
     }
 
     fn program(&self, grant: &Grant) -> Result<Program> {
-        if !self.link.capability().one_sided {
+        if let Some(order) = self.order {
             let (layout, blocks, selection) = (&self.layout, &self.blocks, &self.selection);
             return match self.direction {
-                Direction::Read => PageWalk::scatter(layout, blocks, selection, self.order),
-                Direction::Write => PageWalk::new(layout, blocks, selection, self.order),
+                Direction::Read => PageWalk::scatter(layout, blocks, selection, order),
+                Direction::Write => PageWalk::new(layout, blocks, selection, order),
             }
             .map(Program::Own);
         }

@@ -13,6 +13,7 @@ use pdkv_device::cuda::Witnesses;
 use pdkv_device::{HostRegion, Memory};
 
 use crate::fence::Fences;
+use crate::lists::Memories;
 use crate::view::lasts;
 
 /// Memory that is about to be registered, and what peers are to be told of it: found out before anybody's lock is taken, for
@@ -54,7 +55,7 @@ pub(crate) struct LocalCache {
     pub(crate) id: CacheId,
     pub(crate) layout: Arc<KvLayout>,
     pub(crate) regions: Vec<RegionId>,
-    pub(crate) memory: Arc<Vec<Memory>>,
+    pub(crate) memory: Arc<Memories>,
     pub(crate) shard: Shard,
     pub(crate) model: String,
     pub(crate) fingerprint: [u8; 32],

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pdkv_device::Memory;
 use pdkv_device::cuda::Reach;
 
+use crate::lists::{Memories, Regions};
 use crate::mover::Movers;
 
 /// Things nobody else holds any more.
@@ -28,14 +29,14 @@ impl Remains {
         }
     }
 
-    /// The same for a share of a list of shares.
-    pub(crate) fn add_each<T: Send + 'static>(&mut self, list: Arc<Vec<Arc<T>>>) {
-        self.add_all(Arc::into_inner(list).unwrap_or_default());
+    /// The same for a share of a list of regions of a peer.
+    pub(crate) fn add_regions(&mut self, list: Arc<Regions>) {
+        self.add_all(Arc::into_inner(list).unwrap_or_default().into_list());
     }
 
     /// The same for a share of a list of memory.
-    pub(crate) fn add_memories(&mut self, list: Arc<Vec<Memory>>) {
-        self.add_memory(Arc::into_inner(list).unwrap_or_default());
+    pub(crate) fn add_memories(&mut self, list: Arc<Memories>) {
+        self.add_memory(Arc::into_inner(list).unwrap_or_default().into_list());
     }
 
     /// The same for memory.

@@ -14,6 +14,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 use pdkv_device::cuda::Gpu;
 
+use crate::lists::Regions;
 use crate::mapping::{Mapped, Mapping};
 use crate::transport::Direction;
 use crate::view::Views;
@@ -119,7 +120,7 @@ impl RemoteRegion {
 }
 
 /// Regions of the peer, in the order that a layout numbers them.
-pub(crate) type RegionList = Arc<Vec<Arc<RemoteRegion>>>;
+pub(crate) type RegionList = Arc<Regions>;
 
 /// One KV cache of the peer.
 pub(crate) struct RemoteCache {
@@ -422,7 +423,8 @@ impl Remote {
                 Error::new(ErrorKind::Region, "transfer", text)
             })
         };
-        let found: Arc<Vec<_>> = Arc::new(cache.advert.regions.iter().map(find).collect::<Result<_>>()?);
+        let found: Vec<_> = cache.advert.regions.iter().map(find).collect::<Result<_>>()?;
+        let found = Arc::new(Regions::from(found));
         // One that was withdrawn itself would keep regions that nobody takes out of it.
         let known = book.caches.get(&cache.advert.id);
         if known.is_some_and(|known| Arc::ptr_eq(known, cache)) {

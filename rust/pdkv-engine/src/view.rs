@@ -48,8 +48,15 @@ pub(crate) struct Views {
     ready: AtomicU64,
 }
 
+/// How often views were spoiled, of whatever region: what was found of many views holds until the next time.
+static SPOILS: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn spoils() -> u64 {
+    SPOILS.load(Ordering::Acquire)
+}
+
 /// The bit of a GPU; none for numbers that no machine has.
-fn bit(gpu: &Gpu) -> u64 {
+pub(crate) fn bit(gpu: &Gpu) -> u64 {
     1_u64.checked_shl(gpu.ordinal()).unwrap_or(0)
 }
 
@@ -96,6 +103,8 @@ impl Views {
         let gone = || View::Impossible(reason.to_owned());
         let mut book = self.book();
         self.ready.store(0, Ordering::Release);
+        // Last: who counts it finds none ready.
+        SPOILS.fetch_add(1, Ordering::Release);
         let shown: Vec<_> = book.values_mut().map(|view| std::mem::replace(view, gone())).collect();
         drop(book);
         self.settled.notify_all();
@@ -105,7 +114,21 @@ impl Views {
 
     /// Whether there is a view.
     pub(crate) fn is_ready(&self, gpu: &Gpu) -> bool {
-        self.ready.load(Ordering::Acquire) & bit(gpu) != 0
+        self.shows(bit(gpu))
+    }
+
+    /// The same of the GPU with this bit.
+    pub(crate) fn shows(&self, bit: u64) -> bool {
+        self.ready.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// Views of the GPUs with these bits, as far as anybody asks without looking at them.
+    #[cfg(test)]
+    pub(crate) fn ready(bits: u64) -> Self {
+        Self {
+            ready: bits.into(),
+            ..Self::default()
+        }
     }
 
     /// The view, without waiting.

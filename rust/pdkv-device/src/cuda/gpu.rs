@@ -257,7 +257,7 @@ impl Gpu {
     }
 
     /// Whether it is the very one, which costs one look.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

@@ -22,6 +22,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
 use crate::config::TransportKind;
+use crate::lists::{Memories, Regions};
 use crate::remote::RemoteRegion;
 use crate::transfer::Path;
 pub(crate) use work::{Direction, Work};
@@ -32,7 +33,7 @@ pub(crate) trait Link: Send + Sync {
     fn capability(&self) -> Capability;
 
     /// What it can do between these memories, where that is less than at best.
-    fn capability_between(&self, _local: &[Memory], _remote: &[Arc<RemoteRegion>]) -> Capability {
+    fn capability_between(&self, _local: &Memories, _remote: &Regions) -> Capability {
         self.capability()
     }
 
@@ -41,10 +42,10 @@ pub(crate) trait Link: Send + Sync {
 
     /// Whether it moves bytes between all of our memory and all of these regions; the reason when not. A link whose
     /// capability refuses memory of GPUs need not look at that: [`able`] does.
-    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String>;
+    fn reaches(&self, local: &Memories, remote: &Regions) -> Result<(), String>;
 
     /// Why it can't be told yet whether it does, where that takes a while to find out: then ways that are known to are taken, where there are any.
-    fn doubt(&self, _local: &[Memory], _remote: &[Arc<RemoteRegion>]) -> Option<String> {
+    fn doubt(&self, _local: &Memories, _remote: &Regions) -> Option<String> {
         None
     }
 
@@ -91,7 +92,7 @@ pub(crate) fn start(link: Arc<dyn Link>, work: Arc<Work>, small: bool) {
 ///
 /// # Errors
 /// Why it doesn't move bytes between them.
-fn able(link: &dyn Link, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<Capability, String> {
+fn able(link: &dyn Link, local: &Memories, remote: &Regions) -> Result<Capability, String> {
     link.reaches(local, remote)?;
     let able = link.capability_between(local, remote);
     if able.gpu == GpuMemory::Refused {
@@ -132,12 +133,7 @@ pub(crate) struct Need {
 ///
 /// # Errors
 /// `Unsupported` naming every transport and its reason.
-pub(crate) fn pick(
-    ways: &[Way],
-    local: &[Memory],
-    remote: &[Arc<RemoteRegion>],
-    need: Need,
-) -> Result<(Arc<dyn Link>, Arc<Path>)> {
+pub(crate) fn pick(ways: &[Way], local: &Memories, remote: &Regions, need: Need) -> Result<(Arc<dyn Link>, Arc<Path>)> {
     let offer = |way: &Way| Offer {
         transport: way.kind,
         usable: match &way.link {
@@ -187,13 +183,7 @@ pub(crate) fn pick(
 
 /// The choice among the ways that are known to reach, where others are in doubt, and that is found out meanwhile. `None` where there is no doubt, or no
 /// other way.
-fn surely(
-    ways: &[Way],
-    offers: &[Offer],
-    local: &[Memory],
-    remote: &[Arc<RemoteRegion>],
-    need: Need,
-) -> Option<Choice> {
+fn surely(ways: &[Way], offers: &[Offer], local: &Memories, remote: &Regions, need: Need) -> Option<Choice> {
     // What insists on one way has no other.
     if need.wish.require.is_some() {
         return None;

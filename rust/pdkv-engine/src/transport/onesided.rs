@@ -12,12 +12,13 @@ use std::sync::atomic::Ordering;
 use pdkv_core::capability::{Capability, Require};
 use pdkv_core::plan::CopyRun;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Memory, Process};
+use pdkv_device::{CmaBatch, CopyPipe, HostRegion, Process};
 
 use super::work::Program;
 use super::{Direction, Link, Work};
 use crate::config::TransportKind;
 use crate::door::LocalDoor;
+use crate::lists::{Memories, Regions};
 use crate::mapping::{Mapped, map_again, map_open};
 use crate::mover::{Job, Movers, Step};
 use crate::remote::RemoteRegion;
@@ -339,7 +340,7 @@ impl Link for OneSided {
         self.path.detail.clone()
     }
 
-    fn reaches(&self, _local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    fn reaches(&self, _local: &Memories, remote: &Regions) -> Result<(), String> {
         if let (TransportKind::Shm, Some(door)) = (self.kind, &self.door) {
             map_again(door, &self.movers, remote);
         }

@@ -13,6 +13,7 @@ use pdkv_core::{Error, ErrorKind, Result};
 use pdkv_device::Memory;
 
 use super::request::{Request, Target, Verb, WireSpan};
+use crate::lists::Memories;
 use crate::post::Table;
 use crate::registry::LocalCache;
 use crate::remains::Remains;
@@ -22,7 +23,7 @@ use crate::shared::Shared;
 pub(crate) struct Serving {
     pub(crate) kind: ExportKind,
     pub(crate) walk: PageWalk,
-    pub(crate) regions: Arc<Vec<Memory>>,
+    pub(crate) regions: Arc<Memories>,
     cache: Arc<LocalCache>,
     /// The claim is over: stop touching memory.
     pub(crate) ended: AtomicBool,

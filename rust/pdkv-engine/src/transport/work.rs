@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use pdkv_core::id::TransferId;
 use pdkv_core::plan::{PageWalk, Plan};
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Memory;
 use pdkv_device::cuda::Event;
 
+use crate::lists::Memories;
 use crate::mapping::Mapped;
 use crate::raw_fence::RawFence;
 use crate::remains::Remains;
@@ -64,7 +64,7 @@ pub(crate) struct Work {
     /// What must have passed before a byte is touched.
     pub(crate) after: Option<Arc<Event>>,
     /// By the program's region index on our side.
-    pub(crate) local: Arc<Vec<Memory>>,
+    pub(crate) local: Arc<Memories>,
     /// By the program's region index on the peer's side.
     pub(crate) remote: RegionList,
     /// Where it has to come by after its last byte, whoever moves it.
@@ -92,7 +92,7 @@ impl Work {
         direction: Direction,
         program: Program,
         after: Option<Arc<Event>>,
-        local: Arc<Vec<Memory>>,
+        local: Arc<Memories>,
         remote: RegionList,
     ) -> Self {
         let units = program.unit_count().max(1);
@@ -280,7 +280,7 @@ impl Drop for Work {
         let mapped = self.mapped.take().unwrap_or_default();
         remains.add_memory(mapped.into_iter().flatten().map(|mapped| mapped.memory));
         remains.add_memories(std::mem::take(&mut self.local));
-        remains.add_each(std::mem::take(&mut self.remote));
+        remains.add_regions(std::mem::take(&mut self.remote));
         remains.bury(&self.shared.movers);
         if !*self.reported.get_mut() {
             // Somebody panicked who was to leave. Nobody has it any more, so nobody touches memory for it; and whoever drops it may hold locks.

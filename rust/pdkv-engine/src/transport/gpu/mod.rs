@@ -16,6 +16,7 @@ use pdkv_device::cuda::{DeviceMapping, Gpu, Reach};
 
 use super::{Link, Work};
 use crate::door::LocalDoor;
+use crate::lists::{Memories, Regions};
 use crate::mapping::map_again;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
@@ -179,7 +180,7 @@ fn is_host(reach: &Reach) -> bool {
 fn is_ready(desk: &Desk, work: &Work) -> bool {
     let gpu = desk.gpu();
     let near = |memory| work.shared.gpus.reaches_now(gpu, memory);
-    work.local.iter().all(near) && work.remote.iter().all(|region| region.views.is_ready(gpu))
+    (work.local.are_of(gpu) || work.local.iter().all(near)) && work.remote.are_ready(gpu)
 }
 
 /// What the GPU copies between as far as it is reachable, without asking anybody; `None` when somebody has to be.
@@ -266,7 +267,7 @@ impl Link for GpuLink {
         }
     }
 
-    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    fn reaches(&self, local: &Memories, remote: &Regions) -> Result<(), String> {
         let shared = self.shared.upgrade().ok_or("the engine is closed")?;
         if local.is_empty() && remote.is_empty() {
             let any = self.heard.load(Ordering::Relaxed) || !shared.gpus.desks().is_empty();
@@ -278,10 +279,11 @@ impl Link for GpuLink {
         match copier(local, remote)? {
             Copier::Open(gpu) => {
                 usable(&shared.gpus, &gpu)?;
-                for memory in local {
-                    shared.gpus.may_reach(&gpu, memory)?;
+                if !local.are_of(&gpu) {
+                    let mut local = local.iter();
+                    local.try_for_each(|memory| shared.gpus.may_reach(&gpu, memory))?;
                 }
-                remote.iter().try_for_each(|region| region.may_view(&gpu))
+                remote.may_view(&gpu)
             }
             Copier::Closed(ordinal) => {
                 shared.gpus.openings.may_open(Thing::Gpu(ordinal), &shared.movers)?;
@@ -294,7 +296,7 @@ impl Link for GpuLink {
         }
     }
 
-    fn doubt(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Option<String> {
+    fn doubt(&self, local: &Memories, remote: &Regions) -> Option<String> {
         let unknown = matches!(copier(local, remote), Ok(Copier::Unknown(_)));
         unknown.then(|| "whether this process may see the peer's GPU is being found out".to_owned())
     }

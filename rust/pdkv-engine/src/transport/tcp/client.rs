@@ -14,6 +14,7 @@ use super::pages::Stagings;
 use super::pool::{Next, Place, Pool, Usable, Waiter};
 use super::socket::{MAX_STREAMS, Socket};
 use super::stream::Stream;
+use crate::lists::{Memories, Regions};
 use crate::mover::{Movers, contained};
 use crate::raw::Raw;
 use crate::remote::RemoteRegion;
@@ -310,7 +311,7 @@ impl Link for TcpLink {
         }
     }
 
-    fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
+    fn capability_between(&self, local: &Memories, remote: &Regions) -> Capability {
         if staged(local, remote) {
             self.capability().staged()
         } else {
@@ -322,7 +323,7 @@ impl Link for TcpLink {
         format!("{} {} streams", self.streams, self.family)
     }
 
-    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    fn reaches(&self, local: &Memories, remote: &Regions) -> Result<(), String> {
         if staged(local, remote) {
             return self.stagings.usable();
         }

@@ -231,7 +231,7 @@ impl<'a> Stream<'a> {
     /// The GPUs whose pages some units are.
     fn gpus(&self, units: &Range<u64>) -> Vec<Gpu> {
         let local = &*self.work.local;
-        let gpus = gpus_of(local);
+        let gpus = gpus_of(local.iter());
         if gpus.len() + usize::from(local.iter().any(|memory| memory.device().is_none())) < 2 {
             return gpus;
         }

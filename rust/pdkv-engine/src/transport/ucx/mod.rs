@@ -35,6 +35,7 @@ use pdkv_device::Memory;
 
 use super::{Link, Work};
 use crate::dial::StreamDial;
+use crate::lists::{Memories, Regions};
 use crate::mover::contained;
 use crate::remote::RemoteRegion;
 use crate::shared::Shared;
@@ -317,7 +318,7 @@ impl Link for UcxLink {
         }
     }
 
-    fn capability_between(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Capability {
+    fn capability_between(&self, local: &Memories, remote: &Regions) -> Capability {
         let known = subjects(local, remote);
         let ways: Vec<_> = known
             .iter()
@@ -335,7 +336,7 @@ impl Link for UcxLink {
         parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
-    fn reaches(&self, local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
+    fn reaches(&self, local: &Memories, remote: &Regions) -> Result<(), String> {
         let mut state = self.state();
         let due = state
             .broken
