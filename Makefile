@@ -129,7 +129,7 @@ bench-vllm: build vllm ## Measure what handing over costs in vLLM, beside NIXL's
 # Builds nothing: on a machine with a GPU there may be no Rust. pdkv and numpy are the installed ones, or wheels in dist/.
 gpu-check: ## Prove and measure pdkv on a machine with a GPU and torch (DRY=1: all its steps, on a stand-in for the driver)
 ifeq ($(DRY),1)
-	@$(MAKE) --no-print-directory gpu-check-dry
+	@$(MAKE) --no-print-directory build gpu-check-dry
 else
 	@PYTHONPATH=benches $(GPU_PYTHON) -m gpu_check $(GPU_CHECK_ARGS)
 endif

@@ -30,11 +30,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--wheels", type=Path, default=Path("dist"), help="folder with wheels of pdkv and numpy, if not installed"
     )
-    parser.add_argument("--only", default="", help="names of steps, separated by commas")
+    names = ", ".join(step.name for step in STEPS)
+    parser.add_argument("--only", default="", help=f"names of steps, separated by commas: {names}")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all steps (default: %(default)g)")
     parser.add_argument("--step", choices=[step.name for step in STEPS], help=argparse.SUPPRESS)
     parser.add_argument("--step-budget", type=float, default=30.0, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    unknown = [name for name in args.only.split(",") if name and name not in names.split(", ")]
+    if unknown:
+        parser.error(f"no step is called `{unknown[0]}`; there are {names}")
+    return args
 
 
 def main() -> int:
@@ -48,6 +53,8 @@ def main() -> int:
     began = time.monotonic()
     try:
         environment = _environment(args)
+        if not args.dry:
+            wheel.check_machine()
     except FileNotFoundError as error:
         print(f"gpu-check can't begin: {error}", file=sys.stderr)
         return 2

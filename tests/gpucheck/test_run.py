@@ -163,6 +163,7 @@ def test_a_run_that_is_ended_leaves_what_it_knows(monkeypatch, tmp_path):
         return Outcome(text="a machine")
 
     monkeypatch.setattr(run, "start", start)
+    monkeypatch.setattr(wheel, "check_machine", lambda: None)
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--only", "machine,kernels"])
     with pytest.raises(KeyboardInterrupt):
         command.main()
@@ -277,6 +278,7 @@ def test_the_last_line_names_what_was_left_out(lacks, monkeypatch, tmp_path, cap
     from gpu_check import __main__ as command
 
     monkeypatch.setattr(run, "start", lambda *_: Outcome(absent=lacks))
+    monkeypatch.setattr(wheel, "check_machine", lambda: None)
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--only", "machine"])
     assert command.main() == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -422,6 +424,27 @@ def test_what_is_missing_ends_a_run_before_it_begins(monkeypatch, tmp_path, caps
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path), "--wheels", str(tmp_path)])
     assert command.main() == 2
     assert "nobody_has_this is not installed" in capsys.readouterr().err
+
+
+def test_a_machine_without_torch_or_a_driver_is_told_so(monkeypatch):
+    here = importlib.util.find_spec
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"has no torch.*GPU_PYTHON=.*DRY=1"):
+        wheel.check_machine()
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: here("numpy"))
+    monkeypatch.setenv("PDKV_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    with pytest.raises(FileNotFoundError, match=r"no CUDA driver \(/nowhere.*DRY=1"):
+        wheel.check_machine()
+
+
+def test_a_step_that_nobody_knows_is_refused(monkeypatch, capsys):
+    from gpu_check import __main__ as command
+
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a step was started"))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--dry", "--only", "kernels,nosuch"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "no step is called `nosuch`; there are machine, kernels" in capsys.readouterr().err
 
 
 def test_what_is_carried_beside_pdkv_is_one_release_for_the_python_there():
