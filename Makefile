@@ -41,7 +41,7 @@ WITH_EMULATION = $(addprefix GPU_CHECK_UCX_POLICY=any PDKV_UCX_LIBRARY=,$(abspat
 	LD_LIBRARY_PATH=$(STANDIN)/lib
 
 # Whoever has no C++ compiler does without the stand-in, unless it is insisted on.
-NEEDS_CXX = command -v $${CXX:-c++} >/dev/null || [ "$$PDKV_CXX_REQUIRED" = 1 ] || \
+NEEDS_CXX = command -v $${CXX:-c++} >/dev/null || [ "$${PDKV_CXX_REQUIRED:-}" = 1 ] || \
 	{ echo 'no C++ compiler: what runs over the stand-in for the CUDA driver is skipped' >&2; exit 0; }
 
 # PyO3 asks this interpreter for its facts; one value for all cargo calls keeps them from rebuilding one another.
@@ -200,10 +200,10 @@ test-gpu: $(DEPENDENCIES)
 # All steps that need no hardware: with numpy in torch's place, UCX emulating an adapter; and with torch, where its environment can be made.
 gpu-check-dry: $(DEPENDENCIES) $(UCX_WHEELS)
 	@$(NEEDS_CXX); program='$(TORCH_VENV)/bin/python -m with_torch.gpu_steps'; \
-	$(MAKE) --no-print-directory torch || \
-		{ echo 'no $(TORCH_VENV): the steps that need torch are not run'; program='$(BIN)/python -m gpu_check --dry'; }; \
+	$(MAKE) --no-print-directory torch || { [ "$${PDKV_TORCH_REQUIRED:-}" != 1 ] || exit 1; \
+		echo 'no $(TORCH_VENV): the steps that need torch are not run'; program='$(BIN)/python -m gpu_check --dry'; }; \
 	rm -rf $(STANDIN)/gpu-check; \
-	$(WITH_STANDIN) $(WITH_EMULATION) PYTHONPATH=tests:benches $$program $(GPU_CHECK_ARGS) --out $(STANDIN)/gpu-check
+	$(WITH_STANDIN) $(WITH_EMULATION) PYTHONPATH=tests:benches $$program --out $(STANDIN)/gpu-check $(GPU_CHECK_ARGS)
 
 # The same tools as the rest, and torch: the environment lies on top of $(VENV).
 test-torch: torch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -74,8 +76,7 @@ class Transfers:
         )
         self._store.put(mine)
         self._other.ask("fill", seed=self._seed + 1)
-        post = self._blocks if operation in ("pull", "push") else self._spans
-        transfer, expected = post(operation, mine, theirs)
+        transfer, expected = self._posted(operation, mine, theirs)
         transfer.wait()
         inward = operation in ("pull", "read")
         wrong = self._store.wrong(expected) if inward else self._wrong_there(expected)
@@ -87,6 +88,18 @@ class Transfers:
         if self._case.transport == "cuda" and staged:
             raise StepFailedError(f"{operation}, {self._case}: {staged} bytes were staged")
         return str(path.detail)
+
+    def _posted(self, operation: str, mine: Any, theirs: Any) -> tuple[Any, Any]:
+        post = self._blocks if operation in ("pull", "push") else self._spans
+        until = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                return post(operation, mine, theirs)
+            except pdkv.UnsupportedError as error:
+                # A lane of UCX, and a try with a GPU's memory, may take longer than connecting waits for them.
+                if not re.search("being (made|tried)", error.message) or time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
 
     def _wrong_there(self, expected: Any) -> str:
         return "" if self._other.ask("digest")["digest"] == digest(self._arena.array(expected)) else "some"

@@ -384,6 +384,7 @@ def test_who_is_connected(pair):
     assert [name for name, _, _ in peer.links()] == ["inproc", "cuda", *TRANSPORTS[1:], "ucx"]
     assert all(isinstance(why, str) for _, _, why in peer.links())
     links = {link.transport: link for link in peer.links()}
+    assert links["tcp"] in peer.links()
     assert {name: links[name].gpu for name in ("inproc", "tcp")} == {"inproc": "refused", "tcp": "staged"}
     assert repr(links["tcp"]) == f"<pdkv.Link tcp: usable, {links['tcp'].why}>"
     assert ("producer", True) in consumer.engine.peers

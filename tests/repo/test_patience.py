@@ -60,6 +60,34 @@ def test_with_the_longest_time_a_failure_is_one_on_every_machine(waited):
     assert tried == [3.0, 12.0, 48.0]
 
 
+def test_an_error_that_does_not_come_is_a_failure_as_any_other(waited):
+    waited[:] = [5.0, 6.1, 6.1]
+    tried = []
+
+    @patience.follows_the_machine
+    def test(patience_s):
+        tried.append(patience_s)
+        with pytest.raises(ValueError, match="late"):
+            int("late" if patience_s > 3 else "3")
+
+    test()
+    assert tried == [3.0, 12.0]
+
+
+def test_a_test_whose_time_is_over_is_not_tried_again(waited):
+    waited[:] = [0.0, 100.0]
+    tried = []
+
+    @patience.follows_the_machine
+    def test(patience_s):
+        tried.append(patience_s)
+        pytest.fail("Timeout (>900.0s) from pytest-timeout.")
+
+    with pytest.raises(pytest.fail.Exception):
+        test()
+    assert tried == [3.0]
+
+
 def test_threads_here_and_of_children_are_looked_at():
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         found = patience._waits()

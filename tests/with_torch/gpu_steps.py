@@ -19,7 +19,7 @@ from subprocess import PIPE, STDOUT
 
 from gpu_check import account
 from gpu_check.far import UCX_POLICY
-from gpu_check.outcome import FAILED
+from gpu_check.outcome import FAILED, SKIPPED
 
 from with_torch.shim import ROOT, SHIM, with_gpu
 
@@ -70,17 +70,28 @@ def main() -> int:
     with subprocess.Popen(command, stdout=PIPE, stderr=STDOUT, text=True, cwd=ROOT, env=environment) as other:
         _say("with numpy in torch's place, each step in a process:")
         command = [sys.executable, "-m", "gpu_check", "--dry", *options, "--out", out]
-        subprocess.run(command, check=False)
+        code = subprocess.run(command, check=False).returncode
         _say("\nwith a torch whose GPU is the stand-in:")
         for line in other.stdout:
             sys.stdout.write(line)
+    codes = {out: code, with_torch: other.returncode}
+    for folder, code in codes.items():
+        if not (folder / "gpu-check.json").exists():
+            _say(f"`{folder}` got no results")
+            return code or 1
     numpy, torch = _steps(out), _steps(with_torch)
     missing = [f"`{name}` failed with numpy: {said['text']}" for name, said in numpy.items() if said["state"] == FAILED]
     missing += account.unshown(torch, WITH_TORCH)
     # Without a wheel of UCX nothing emulates an adapter.
     missing += account.unshown(numpy, WITH_NUMPY if "PDKV_UCX_LIBRARY" in os.environ else {})
     _say("\n".join(["", *account.table(numpy, torch, IN_NAME), _NEVER, *missing]))
-    return 1 if other.returncode or missing else 0
+    # A run that was asked for nothing but what it leaves out is not good, and yet all is well.
+    failed = [folder for folder, code in codes.items() if code and {SKIPPED} != _states(folder)]
+    return 1 if failed or missing else 0
+
+
+def _states(folder: Path) -> set[str]:
+    return {step["state"] for step in _steps(folder).values()}
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
 //! What becomes of memory of GPUs on one way to a peer.
 
 /// How a way moves memory of GPUs, wherever it lies, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GpuMemory {
     /// Straight from and to it.
     Direct,

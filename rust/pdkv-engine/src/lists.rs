@@ -1,5 +1,5 @@
 //! The regions of a transfer, ours and the peer's, by the numbers that its plan gives them; and what holds of all of them together. Those of a cache are
-//! one list for all its transfers, so that none of these looks at each region again.
+//! one list for all its transfers, so that few of these look at each region again.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,8 @@ pub(crate) struct Memories {
     list: Vec<Memory>,
     /// The one whose memory all of it is: neither a region nor a list changes.
     gpu: Option<Gpu>,
+    /// Whether any of it is of a GPU.
+    any_device: bool,
 }
 
 impl From<Vec<Memory>> for Memories {
@@ -27,7 +29,8 @@ impl From<Vec<Memory>> for Memories {
             regions.all(|region| region.is_some_and(|region| region.gpu().is(gpu)))
         };
         let gpu = first.filter(all_on);
-        Self { list, gpu }
+        let any_device = list.iter().any(|memory| memory.device().is_some());
+        Self { list, gpu, any_device }
     }
 }
 
@@ -35,6 +38,11 @@ impl Memories {
     /// Whether all of it is this GPU's, which therefore reaches it.
     pub(crate) fn are_of(&self, gpu: &Gpu) -> bool {
         self.gpu.as_ref().is_some_and(|of| of.is(gpu))
+    }
+
+    /// Whether any of it is memory of a GPU.
+    pub(crate) fn any_device(&self) -> bool {
+        self.any_device
     }
 
     pub(crate) fn into_list(self) -> Vec<Memory> {
@@ -57,6 +65,8 @@ pub(crate) struct Regions {
     seen: Mutex<Seen>,
     /// Whether none of them is to be mapped again, which stays so.
     mapped: AtomicBool,
+    /// Whether any of them is memory of a GPU.
+    any_device: bool,
 }
 
 /// Which GPUs were found to have views of all regions of a list.
@@ -71,6 +81,7 @@ struct Seen {
 impl From<Vec<Arc<RemoteRegion>>> for Regions {
     fn from(list: Vec<Arc<RemoteRegion>>) -> Self {
         Self {
+            any_device: list.iter().any(|region| region.is_device()),
             list,
             ..Self::default()
         }
@@ -117,6 +128,11 @@ impl Regions {
         let mapped = self.list.iter().all(|region| region.mapping.is_final());
         self.mapped.fetch_or(mapped, Ordering::Release);
         mapped
+    }
+
+    /// Whether any of them is memory of a GPU.
+    pub(crate) fn any_device(&self) -> bool {
+        self.any_device
     }
 
     pub(crate) fn into_list(self) -> Vec<Arc<RemoteRegion>> {

@@ -69,7 +69,7 @@ impl Default for RawOptions {
 }
 
 /// One transport towards a peer, or why there is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LinkInfo {
     /// Which.
     pub transport: TransportKind,

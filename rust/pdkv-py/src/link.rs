@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 
 /// One transport towards a peer, or why there is none. Unpacks into `(transport, usable, why)`.
-#[pyclass(name = "Link", module = "pdkv", frozen)]
+#[pyclass(name = "Link", module = "pdkv", frozen, eq, hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct PyLink(LinkInfo);
 
 impl PyLink {

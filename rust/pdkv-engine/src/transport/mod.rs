@@ -19,11 +19,9 @@ use std::sync::Arc;
 use pdkv_core::capability::{Capability, Choice, Offer, Require, Wish, choose};
 use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::Memory;
 
 use crate::config::TransportKind;
 use crate::lists::{Memories, Regions};
-use crate::remote::RemoteRegion;
 use crate::transfer::Path;
 pub(crate) use work::{Direction, Work};
 
@@ -105,8 +103,11 @@ fn able(link: &dyn Link, local: &Memories, remote: &Regions) -> Result<Capabilit
 ///
 /// # Errors
 /// The reason, which names the memory.
-fn host_only(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> Result<(), String> {
-    for memory in local {
+fn host_only(local: &Memories, remote: &Regions) -> Result<(), String> {
+    if !local.any_device() && !remote.any_device() {
+        return Ok(());
+    }
+    for memory in local.iter() {
         memory.host().map_err(|error| error.message().to_owned())?;
     }
     match remote.iter().find(|region| region.is_device()) {

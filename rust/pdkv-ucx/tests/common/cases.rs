@@ -26,6 +26,11 @@ impl Outcome {
         self.status.success() && self.output.contains("1 passed")
     }
 
+    /// Whether the case printed it.
+    pub(crate) fn says(&self, text: &str) -> bool {
+        self.output.contains(text)
+    }
+
     /// Whether UCX ended the process by the one assertion that is known and can't be kept from it.
     pub(crate) fn known_abort(&self) -> bool {
         self.status.signal() == Some(libc::SIGABRT) && (self.output.contains(BRITTLE) || self.errors.contains(BRITTLE))

@@ -8,7 +8,7 @@ use pdkv_core::capability::Capability;
 use pdkv_core::gpu_memory::GpuMemory;
 use pdkv_core::id::PeerKey;
 use pdkv_core::{Error, ErrorKind, Result};
-use pdkv_device::{Memory, Stop};
+use pdkv_device::Stop;
 
 use super::pages::Stagings;
 use super::pool::{Next, Place, Pool, Usable, Waiter};
@@ -17,7 +17,6 @@ use super::stream::Stream;
 use crate::lists::{Memories, Regions};
 use crate::mover::{Movers, contained};
 use crate::raw::Raw;
-use crate::remote::RemoteRegion;
 use crate::transport::{Link, Work};
 
 /// Streams that may be open at once: half of what an owner lets a peer have, for it may be slow to see that one is closed.
@@ -379,6 +378,6 @@ impl Link for TcpLink {
 }
 
 /// Whether bytes go through pinned memory at one of the ends.
-fn staged(local: &[Memory], remote: &[Arc<RemoteRegion>]) -> bool {
-    local.iter().any(|memory| memory.device().is_some()) || remote.iter().any(|region| region.is_device())
+fn staged(local: &Memories, remote: &Regions) -> bool {
+    local.any_device() || remote.any_device()
 }
