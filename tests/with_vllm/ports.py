@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 
 _given = set()
+
+
+def until_free(port, patience_s=120):
+    """Waits until a server could listen there again."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                probe.listen()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+        time.sleep(0.05)
 
 
 def free_port():

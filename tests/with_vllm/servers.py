@@ -16,7 +16,7 @@ import urllib.request
 from contextlib import suppress
 
 from with_vllm import forks, settings
-from with_vllm.ports import free_port
+from with_vllm.ports import free_port, until_free
 
 # A server is up in half a minute; several at once, on a machine that does much else, may take this long.
 START_S = 900
@@ -73,6 +73,8 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may not have come to its session
         self.process.wait(120)
+        # A child that inherited the listening socket may take longer to die, and whoever starts anew wants the port.
+        until_free(self.port)
 
     def stop(self):
         """Ends the program as an operator would, and whatever that leaves behind. Says whether it ended by itself."""
