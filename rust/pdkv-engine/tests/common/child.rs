@@ -61,7 +61,9 @@ impl Child {
         let mut kill = Command::new("kill");
         let kill = kill.args(["-STOP", &self.process.id().to_string()]).status();
         assert!(kill.expect("a way to stop it").success());
+        let end = std::time::Instant::now() + Duration::from_secs(120);
         while !self.threads().iter().all(|status| status.contains("T (stopped)")) {
+            assert!(std::time::Instant::now() < end, "it never stopped");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
